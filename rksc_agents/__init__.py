@@ -1,0 +1,1 @@
+"""Multi-branch reasoning on local Hugging Face models: branches share one KV cache."""

@@ -1,0 +1,72 @@
+"""What strategies hold: a place in the KV tree, and what decoding from it gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rksc_agents.cache.tree import Node
+from rksc_agents.types import FinishReason
+
+
+class Cursor:
+    """A sequence of tokens with a claim on its KV.
+
+    Decoding goes on from it as often as one likes. Its KV may be evicted while nothing runs on it;
+    then it is computed again when it is needed, with the same result.
+
+    Attributes
+    ----------
+    tokens : tuple of int
+        The whole sequence. The last token of a finished branch has no KV yet: nothing came after it.
+    node : Node
+        The tree node that ends the part of the sequence with KV.
+    logits : Tensor or None
+        [vocabulary], after the last token; None where they have not been computed.
+    depth : int
+        How many times decoding went on to get here.
+    """
+
+    __slots__ = ("depth", "logits", "node", "released", "tokens")
+
+    def __init__(self, tokens: tuple[int, ...], node: Node, logits: Tensor | None = None, depth: int = 0) -> None:
+        self.tokens = tokens
+        self.node = node
+        self.logits = logits
+        self.depth = depth
+        self.released = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next token can be drawn without computing anything."""
+        return self.logits is not None and self.node.alive and self.node.end == len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one row generated.
+
+    Attributes
+    ----------
+    index : int
+        Its place among the cursors that were decoded.
+    tokens, logprobs : tuple
+        Generated tokens and their log-probabilities.
+    scores : tuple of float
+        The confidence measure's score of each token.
+    text : str
+        Decoded text up to a stop text.
+    finish_reason : str
+        "eos", "stop", "length" or "cancelled".
+    cursor : Cursor or None
+        Where to go on from; None if the branch was cancelled.
+    """
+
+    index: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    scores: tuple[float, ...]
+    text: str
+    finish_reason: FinishReason
+    cursor: Cursor | None

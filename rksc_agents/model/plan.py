@@ -1,0 +1,165 @@
+"""What one forward pass computes, and which stored KV each of its tokens reads.
+
+A pass is a list of runs: groups of rows that each add `q` tokens to their tail. All their tokens
+are laid out flat, run by run and row by row; `Plan` says for every shared segment which of these
+tokens read it, so that the attention reads each segment once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rksc_agents.cache.store import Segment
+from rksc_agents.cache.tree import Node
+from rksc_agents.model.protocol import RunningTail
+
+MASKED = -1e30  # finite, so that a fully masked query merges with weight 0 instead of becoming NaN
+
+
+@dataclass(slots=True)
+class Run:
+    """Rows that each add the same number of tokens in one pass.
+
+    Attributes
+    ----------
+    tail : RunningTail
+        Where the new KV goes; it has room for the new tokens.
+    tokens : list of list of int
+        Per row the new tokens, all rows equally many.
+    bases : list of Node
+        Per row the node that ends its prefix (the root for none).
+    wants_logits : bool
+        Whether the logits after each row's last new token are needed.
+    """
+
+    tail: RunningTail
+    tokens: list[list[int]]
+    bases: list[Node]
+    wants_logits: bool = True
+
+    @property
+    def width(self) -> int:
+        return len(self.tokens[0])
+
+
+@dataclass(slots=True)
+class Read:
+    """Some of the pass's tokens attend to a piece of one segment.
+
+    `rows` picks the flat tokens (a slice where they are adjacent); `skip` is the first key of the
+    segment that any of them sees; `mask` is [tokens, keys] and added to the scores, or None.
+    """
+
+    segment: Segment
+    rows: slice | Tensor
+    skip: int = 0
+    mask: Tensor | None = None
+
+
+@dataclass(slots=True)
+class OwnRead:
+    """A run's rows attend to their own tails.
+
+    `past` is the piece [skip, length) already there before this pass, None if a single read covers
+    everything (one new token per row sees its whole tail and itself).
+    """
+
+    run: Run
+    rows: slice
+    skip: int
+    past_mask: Tensor | None
+    new_mask: Tensor | None
+
+
+@dataclass(slots=True)
+class Plan:
+    """The reads of one pass, for full attention and for each sliding window."""
+
+    runs: Sequence[Run]
+    device: torch.device
+    positions: list[int] = field(init=False)
+    starts: list[int] = field(init=False)
+    _reads: dict[int | None, list[Read]] = field(init=False, default_factory=dict)
+    _own: dict[int | None, list[OwnRead]] = field(init=False, default_factory=dict)
+    _readers: list[tuple[Node, list[int]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.positions, self.starts = [], []
+        readers: dict[int, tuple[Node, list[int]]] = {}
+        for run in self.runs:
+            self.starts.append(len(self.positions))
+            for base in run.bases:
+                first = len(self.positions)
+                at = base.end + run.tail.length
+                self.positions.extend(range(at, at + run.width))
+                flat = range(first, first + run.width)
+                for node in base.path():
+                    readers.setdefault(id(node), (node, []))[1].extend(flat)
+        self._readers = list(readers.values())
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for run in self.runs for row in run.tokens for token in row]
+
+    def last_tokens(self) -> list[int]:
+        """Flat indices of the last token of each row of the runs that want logits, in order."""
+        return [
+            start + row * run.width + run.width - 1
+            for start, run in zip(self.starts, self.runs, strict=True)
+            if run.wants_logits
+            for row in range(len(run.tokens))
+        ]
+
+    def reads(self, window: int | None) -> list[Read]:
+        """The reads of shared segments; each query sees the last `window` positions, itself included."""
+        if window not in self._reads:
+            made = (self._read(node, flat, window) for node, flat in self._readers)
+            self._reads[window] = [read for read in made if read is not None]
+        return self._reads[window]
+
+    def _read(self, node: Node, flat: list[int], window: int | None) -> Read | None:
+        assert isinstance(node.payload, Segment)
+        adjacent = flat[-1] - flat[0] + 1 == len(flat)
+        rows = slice(flat[0], flat[-1] + 1) if adjacent else torch.tensor(flat, device=self.device)
+        if window is None:
+            return Read(node.payload, rows)
+        oldest = [self.positions[i] - window + 1 for i in flat]
+        first = max(node.start, min(oldest))
+        if first >= node.end:
+            return None
+        mask = self._mask(range(first, node.end), oldest) if max(oldest) > first else None
+        return Read(node.payload, rows, first - node.start, mask)
+
+    def own(self, window: int | None) -> list[OwnRead]:
+        """The reads of the rows' own tails."""
+        if window not in self._own:
+            self._own[window] = [
+                self._own_read(run, start, window) for start, run in zip(self.starts, self.runs, strict=True)
+            ]
+        return self._own[window]
+
+    def _own_read(self, run: Run, start: int, window: int | None) -> OwnRead:
+        n, q = run.tail.length, run.width
+        rows = slice(start, start + q * len(run.tokens))
+        if window is None:
+            return OwnRead(run, rows, 0, None, None)
+        # Positions within the tail: all rows of a run are equally far past their base.
+        oldest = [n + i - window + 1 for i in range(q)]
+        skip = min(max(0, oldest[0]), n)
+        past_mask = self._mask(range(skip, n), oldest) if q > 1 and skip < n and oldest[-1] > skip else None
+        new_mask = self._causal_mask(q, window) if q > window else None
+        return OwnRead(run, rows, skip, past_mask, new_mask)
+
+    def _mask(self, keys: range, oldest: list[int]) -> Tensor:
+        at = torch.arange(keys.start, keys.stop, device=self.device)
+        hidden = at[None, :] < torch.tensor(oldest, device=self.device)[:, None]
+        return torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, MASKED)
+
+    def _causal_mask(self, q: int, window: int) -> Tensor:
+        at = torch.arange(q, device=self.device)
+        age = at[:, None] - at[None, :]
+        return torch.zeros(q, q, device=self.device).masked_fill_((age < 0) | (age >= window), MASKED)

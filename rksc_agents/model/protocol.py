@@ -1,0 +1,62 @@
+"""What the engine needs of whatever runs a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from rksc_agents.cache.tree import Node, Payload, Tree
+
+if TYPE_CHECKING:
+    from rksc_agents.model.plan import Run
+
+
+class RunningTail(Protocol):
+    """KV of rows that run in step; see :class:`rksc_agents.cache.store.Tail`."""
+
+    length: int
+
+    @property
+    def nbytes(self) -> int: ...
+    def growth(self, tokens: int) -> int: ...
+    def grow(self, tokens: int) -> None: ...
+    def part(self, sealed: Sequence[int], kept: Sequence[int]) -> Sequence[Payload]: ...
+    def close(self) -> None: ...
+
+
+class Runner(Protocol):
+    """Runs a model; see :class:`rksc_agents.model.runner.TreeRunner`.
+
+    Attributes
+    ----------
+    splittable : bool
+        Whether tree nodes can be split; if not, prefixes are reused at node ends only.
+    chunked : bool
+        Whether a prompt can be computed in pieces.
+    shares : bool
+        Whether branches read one copy of what they have in common.
+    passes, tokens_computed : int
+        Forward passes made and tokens computed in them, since the start.
+    """
+
+    @property
+    def splittable(self) -> bool: ...
+    @property
+    def chunked(self) -> bool: ...
+    @property
+    def shares(self) -> bool: ...
+    @property
+    def passes(self) -> int: ...
+    @property
+    def tokens_computed(self) -> int: ...
+    @property
+    def token_bytes(self) -> int: ...
+    def attached(self) -> AbstractContextManager[None]: ...
+    def tree(self) -> Tree: ...
+    def most_bytes(self, ends: Sequence[int], most: int) -> int: ...
+    def tail(self, bases: Sequence[Node], most: int, promised: int) -> RunningTail: ...
+    def forward(self, runs: Sequence[Run]) -> Tensor: ...
+    def close(self) -> None: ...

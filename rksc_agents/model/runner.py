@@ -1,0 +1,248 @@
+"""The only caller of the model's forward, over the KV tree.
+
+The model is used through two public extension points of transformers: a `Cache` object, and a
+function registered in `AttentionInterface`. No model code is patched, and the model is left as it
+was found when :meth:`TreeRunner.attached` ends.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from rksc_agents.cache.budget import Budget
+from rksc_agents.cache.store import Layout, LayerShape, Segment, Tail
+from rksc_agents.cache.tree import Node, Tree
+from rksc_agents.model.attention import tree_attention
+from rksc_agents.config import EngineConfig
+from rksc_agents.model.linear import compiled_blocks, packed_linears
+from rksc_agents.model.plan import Plan, Run
+from rksc_agents.model.tree_cache import LayerKinds, StateSlot, TreeCache, cat_states, split_states
+
+_names = itertools.count()
+
+
+class TreeRunner:
+    """Runs a Hugging Face causal language model on the KV tree.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Left as found outside :meth:`attached`.
+    budget : Budget
+        Counts the bytes of all tails.
+
+    Attributes
+    ----------
+    layout : Layout
+        What a token of KV takes, measured with a one-token pass.
+    splittable : bool
+        Whether nodes can be split; False for models with recurrent states.
+    passes, tokens_computed : int
+        Forward passes made and tokens computed in them.
+    """
+
+    def __init__(self, model: PreTrainedModel, budget: Budget) -> None:
+        self.model = model
+        self.budget = budget
+        self.kinds = LayerKinds(model.config)
+        self.device = model.get_input_embeddings().weight.device
+        self.packed: tuple[str, ...] = ()
+        self._undo = ExitStack()
+        self.passes = 0
+        self.tokens_computed = 0
+        self._plan: Plan | None = None
+        self._lent: list[tuple[int, Tensor]] = []
+        self._name = f"rksc_tree_{next(_names)}"
+        self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self._seen: dict[int, LayerShape] = {}
+        self._slots: list[StateSlot] = []
+        self.layout = self._measure()
+        self.splittable = not self.kinds.linear
+        self.chunked = True
+        self.shares = True
+
+    # -- the model, borrowed --------------------------------------------------------------------
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Switch the model's attention to the tree, and back at the end."""
+        before = self.model.config._attn_implementation
+        AttentionInterface.register(self._name, self._attend)
+        try:
+            self.model.set_attn_implementation(self._name)
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
+            AttentionInterface._global_mapping.pop(self._name, None)
+
+    def _measure(self) -> Layout:
+        """Find out what each layer stores by computing one token."""
+        with self.attached(), torch.inference_mode():
+            cache = TreeCache(self.kinds, 0, [], None)
+            self._lent = []
+            self._call(torch.zeros(1, 1, dtype=torch.long), [0], cache, torch.tensor([0]))
+        self._slots = cache.slots()
+        state = cache.state(self._slots)
+        return Layout(dict(self._seen), sum(t.nbytes for t in state))
+
+    # -- storage --------------------------------------------------------------------------------
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of KV per token."""
+        return self.layout.token_bytes
+
+    def most_bytes(self, ends: Sequence[int], most: int) -> int:
+        """Bytes that rows whose bases end at `ends` take at most for `most` tokens each, beside what the bases store."""
+        return Tail.most_bytes(self.layout, len(ends), most)
+
+    def tail(self, bases: Sequence[Node], most: int, promised: int) -> Tail:
+        """A tail for rows that start after `bases` and add at most `most` tokens each."""
+        state = None
+        if self._slots and bases[0].payload is not None:
+            payloads = [base.payload for base in bases]
+            assert all(isinstance(p, Segment) and p.state is not None for p in payloads)
+            state = [torch.cat(parts) for parts in zip(*(p.state for p in payloads), strict=True)]  # type: ignore[union-attr]
+        return Tail(self.layout, self.budget, len(bases), most, state=state, promised=promised)
+
+    def speed_up(self, config: EngineConfig) -> None:
+        """Pack linear weights and compile blocks, as far as `config` asks for it."""
+        self._undo.enter_context(compiled_blocks(self.model, enabled=config.compile))
+        self.packed = self._undo.enter_context(packed_linears(self.model, config.pack_linears))
+
+    def close(self) -> None:
+        """Leave the model as it was found."""
+        self._undo.close()
+
+    def tree(self) -> Tree:
+        """An empty tree for this model."""
+        return Tree(self.budget, splittable=self.splittable)
+
+    # -- running --------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward(self, runs: Sequence[Run]) -> Tensor:
+        """Compute the new tokens of `runs`, write their KV to the tails and return logits.
+
+        Returns
+        -------
+        Tensor [rows, vocabulary]
+            Logits after the last new token of each row of the runs that want logits, in order.
+        """
+        parts = [list(runs)] if self.splittable else _by_shape(runs)
+        logits = {id(run): part for group in parts for run, part in self._forward_group(group)}
+        for run in runs:
+            run.tail.length += run.width
+        wanted = [logits[id(run)] for run in runs if run.wants_logits]
+        if not wanted:
+            return torch.empty(0, self.model.config.get_text_config().vocab_size)
+        return torch.cat(wanted) if len(wanted) > 1 else wanted[0]
+
+    def _forward_group(self, runs: list[Run]) -> list[tuple[Run, Tensor]]:
+        plan = Plan(runs, self.device)
+        ids = torch.tensor(plan.tokens, device=self.device)
+        rows = [len(run.tokens) for run in runs]
+        if self.splittable:  # flat: one row that holds the tokens of all rows
+            grid, keep = ids[None], plan.last_tokens()
+        else:  # states need the rows apart; all runs here have the same width
+            grid, keep = ids.view(sum(rows), runs[0].width), [runs[0].width - 1]
+        cache = self._cache_for(runs)
+        self._plan, self._lent = plan, []
+        try:
+            logits = self._call(grid, plan.positions, cache, torch.tensor(keep, dtype=torch.long, device=self.device))
+        finally:
+            self._plan, self._lent = None, []
+        self.passes += 1
+        self.tokens_computed += len(plan.positions)
+        if self._slots:
+            states = split_states(cache.state(self._slots), rows)
+            for run, state in zip(runs, states, strict=True):
+                run.tail.set_state(state)
+        flat = logits.flatten(0, 1)
+        wanted = [run for run in runs if run.wants_logits] if self.splittable else runs
+        if not wanted:
+            return []
+        return list(zip(wanted, flat.split([len(run.tokens) for run in wanted]), strict=True))
+
+    def _cache_for(self, runs: list[Run]) -> TreeCache:
+        states = [run.tail.state for run in runs if run.tail.state is not None]
+        length = max(run.bases[0].end + run.tail.length for run in runs)
+        return TreeCache(self.kinds, length, self._slots, cat_states(states) if states else None)
+
+    def _call(self, ids: Tensor, positions: list[int], cache: TreeCache, keep: Tensor) -> Tensor:
+        """Call the model; `keep` are the positions of each row whose logits are returned."""
+        arguments: dict[str, Any] = {
+            "input_ids": ids.to(self.device),
+            "position_ids": torch.tensor(positions, device=self.device).view(ids.shape),
+            "cache": cache,
+            "use_cache": True,
+        }
+        if "logits_to_keep" in self._takes:
+            return self.model(**arguments, logits_to_keep=keep).logits  # type: ignore[no-any-return]
+        return self.model(**arguments).logits[:, keep]  # type: ignore[no-any-return]
+
+    # -- attention ------------------------------------------------------------------------------
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """The function registered in transformers' `AttentionInterface`; shapes [batch, heads, tokens, width]."""
+        layer = self._layer_of(module, key)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if self._plan is None:
+            self._seen.setdefault(
+                layer, LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
+            )
+            groups = query.shape[1] // key.shape[1]
+            return value.transpose(1, 2).repeat_interleave(groups, 2).contiguous(), None  # one token sees itself
+        if layer == module.layer_idx:
+            self._write(layer, key, value)
+        flat = query.transpose(1, 2).flatten(0, 1)
+        out = tree_attention(
+            self._plan, layer, flat, scale=scale, window=self.kinds.windows[layer], softcap=softcap, sinks=s_aux
+        )
+        return out.view(query.shape[0], query.shape[2], *out.shape[1:]), None
+
+    def _layer_of(self, module: nn.Module, key: Tensor) -> int:
+        """The layer whose KV is read: a layer that reuses another's (Gemma 4) is handed that layer's very tensor."""
+        own = int(module.layer_idx)  # type: ignore[arg-type]
+        if own in self.kinds.windows:
+            if self.kinds.reusing:
+                self._lent.append((own, key))
+            return own
+        return next(layer for layer, lent in self._lent if lent is key)
+
+    def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        assert self._plan is not None
+        keys, values = (t.transpose(1, 2).flatten(0, 1) for t in (key, value))
+        for start, run in zip(self._plan.starts, self._plan.runs, strict=True):
+            rows, width = len(run.tokens), run.width
+            at = slice(start, start + rows * width)
+            shape = (rows, width, key.shape[1], -1)
+            run.tail.write(layer, keys[at].view(shape).transpose(1, 2), values[at].view(shape).transpose(1, 2))
+
+
+def _by_shape(runs: Sequence[Run]) -> list[list[Run]]:
+    """Group runs that a batch with recurrent states can hold: same width, all with or all without a past."""
+    groups: dict[tuple[int, bool], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.width, run.tail.state is None), []).append(run)
+    return list(groups.values())

@@ -1,0 +1,349 @@
+"""`RKSCReasoner`, the front door: a model, a strategy, and ways to ask."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rksc_agents.cache.budget import Budget
+from rksc_agents.config import EngineConfig, Sampling
+from rksc_agents.engine.engine import Engine
+from rksc_agents.engine.session import Session
+from rksc_agents.errors import ConfigError, PromptTooLongError
+from rksc_agents.model.device import memory_bytes
+from rksc_agents.model.loader import DEFAULT_MODEL, load_model
+from rksc_agents.model.protocol import Runner
+from rksc_agents.model.runners import make_runner
+from rksc_agents.model.text import TextCodec
+from rksc_agents.reasoning import STRATEGIES, SelfConsistency, Strategy
+from rksc_agents.reasoning.strategy import Outcome, Problem
+from rksc_agents.types import Answer, Event, Prompt, ReasoningResult, Timings, Usage
+
+Emit = Callable[[Event], None]
+
+
+class RKSCReasoner:
+    """Answers questions with several branches of reasoning on one KV cache.
+
+    Make one with :meth:`from_pretrained` or :meth:`from_model`. It may be called from any thread and any
+    event loop at once; what is asked at the same time runs as one batch. Use it as a context manager, or call
+    :meth:`close`, to free the KV cache and leave the model as it was.
+    """
+
+    def __init__(
+        self,
+        make_runner: Callable[[Budget], Runner],
+        codec: TextCodec,
+        *,
+        name: str,
+        context: int,
+        kv_limit: int,
+        strategy: Strategy | str | None,
+        sampling: Sampling | None,
+        engine: EngineConfig,
+    ) -> None:
+        self.name = name
+        self.strategy = _strategy(strategy) if strategy is not None else SelfConsistency()
+        self.sampling = sampling if sampling is not None else Sampling()
+        self._codec = codec
+        self._engine = Engine(make_runner, codec, context=context, kv_limit=kv_limit, config=engine)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        gguf_file: str | None = None,
+        strategy: Strategy | str | None = None,
+        sampling: Sampling | None = None,
+        engine: EngineConfig | None = None,
+        dtype: torch.dtype | str | None = None,
+        device: str | torch.device | None = None,
+        progress: Callable[[str], None] | None = None,
+        **hf_kwargs: Any,
+    ) -> Self:
+        """Load a model and make a reasoner of it.
+
+        Parameters
+        ----------
+        model : str or Path, default "smollm2-135m-instruct"
+            A hub id, a local folder, a GGUF file, or the default model's alias.
+        gguf_file : str or None
+            The GGUF file inside the folder or repository `model`.
+        strategy : Strategy, str or None
+            What :meth:`reason` does unless told otherwise; None is ``SelfConsistency(branches=8)``.
+        sampling : Sampling or None
+            How tokens are drawn unless told otherwise.
+        engine : EngineConfig or None
+            KV budget and sizes of a step.
+        dtype, device, progress, **hf_kwargs
+            See :func:`rksc_agents.model.loader.load_model`.
+
+        Raises
+        ------
+        ConfigError, ModelLoadError, ConversionError, UnsupportedModelError
+            See :func:`rksc_agents.model.loader.load_model`.
+        """
+        loaded = load_model(
+            model, gguf_file=gguf_file, dtype=dtype, device=device, progress=progress, **hf_kwargs
+        )
+        return cls.from_model(
+            loaded.model, loaded.tokenizer, name=loaded.name, strategy=strategy, sampling=sampling, engine=engine
+        )
+
+    @classmethod
+    def from_model(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str | None = None,
+        strategy: Strategy | str | None = None,
+        sampling: Sampling | None = None,
+        engine: EngineConfig | None = None,
+    ) -> Self:
+        """Make a reasoner of loaded objects. The model is not moved, and is as it was after :meth:`close`.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If `model` is not a causal language model.
+        """
+        settings = engine if engine is not None else EngineConfig()
+        ends = model.generation_config.eos_token_id if model.generation_config is not None else None
+        codec = TextCodec(tokenizer, eos_token_ids=[ends] if isinstance(ends, int) else ends or [])
+        return cls(
+            lambda budget: make_runner(model, budget, settings),
+            codec,
+            name=name if name is not None else str(model.config._name_or_path or type(model).__name__),
+            context=_context(model),
+            kv_limit=_kv_limit(settings.kv_budget, model.device),
+            strategy=strategy,
+            sampling=sampling,
+            engine=settings,
+        )
+
+    # -- asking ---------------------------------------------------------------------------------
+
+    def reason(
+        self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any
+    ) -> ReasoningResult:
+        """Answer a question.
+
+        Parameters
+        ----------
+        question : str or sequence of messages
+            A user's question, or a conversation as mappings with "role" and "content".
+        strategy : Strategy, str or None
+            Instead of the reasoner's own.
+        **sampling
+            Fields of :class:`~rksc_agents.config.Sampling` that differ from the reasoner's own, such as
+            `temperature`, `max_tokens`, `seed`.
+
+        Raises
+        ------
+        ConfigError
+            If an argument is unknown or outside its range.
+        PromptTooLongError
+            If the prompt does not fit the model's context.
+        KVBudgetError
+            If the request can never fit the KV budget.
+        EngineClosedError
+            After :meth:`close`.
+        """
+        return self._submit(question, strategy, sampling).result()
+
+    async def areason(
+        self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any
+    ) -> ReasoningResult:
+        """Like :meth:`reason`, without blocking the event loop. Cancelling it frees its rows and KV."""
+        return await asyncio.wrap_future(self._submit(question, strategy, sampling))
+
+    def batch(
+        self, questions: Sequence[Prompt], *, strategy: Strategy | str | None = None, **sampling: Any
+    ) -> list[ReasoningResult]:
+        """Answer several questions as one batch; the results come in the questions' order.
+
+        If one fails, the others are cancelled and its error is raised.
+        """
+        futures: list[Future[ReasoningResult]] = []
+        try:
+            futures.extend(self._submit(question, strategy, sampling) for question in questions)
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    async def abatch(
+        self, questions: Sequence[Prompt], *, strategy: Strategy | str | None = None, **sampling: Any
+    ) -> list[ReasoningResult]:
+        """Like :meth:`batch`, without blocking the event loop."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.areason(q, strategy=strategy, **sampling)) for q in questions]
+        return [task.result() for task in tasks]
+
+    def stream(
+        self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any
+    ) -> Iterator[Event]:
+        """Answer a question and yield what happens; the last event is an :class:`~rksc_agents.types.Answer`.
+
+        Closing the iterator cancels the run and frees its rows and KV.
+        """
+        events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        future = self._submit(question, strategy, sampling, emit=events.put)
+        future.add_done_callback(lambda _: events.put(None))
+        return self._stream(events, future)
+
+    @staticmethod
+    def _stream(events: queue.SimpleQueue[Event | None], future: Future[ReasoningResult]) -> Iterator[Event]:
+        try:
+            while (event := events.get()) is not None:
+                yield event
+            yield Answer(future.result())
+        finally:
+            future.cancel()
+
+    async def astream(
+        self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any
+    ) -> AsyncIterator[Event]:
+        """Like :meth:`stream`, without blocking the event loop."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+
+        def put(event: Event | None) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        future = self._submit(question, strategy, sampling, emit=put)
+        future.add_done_callback(lambda _: put(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            yield Answer(future.result())
+        finally:
+            future.cancel()
+
+    # -- one request ----------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        question: Prompt,
+        strategy: Strategy | str | None,
+        changes: dict[str, Any],
+        emit: Emit | None = None,
+    ) -> Future[ReasoningResult]:
+        chosen = self.strategy if strategy is None else _strategy(strategy)
+        sampling = self.sampling.replace(**changes) if changes else self.sampling
+        tokens = self._codec.encode(question)
+        if len(tokens) >= self._engine.context:
+            raise PromptTooLongError(len(tokens), self._engine.context)
+        opened = self._codec.opens_thinking(tokens)
+
+        def solve(session: Session) -> Coroutine[Any, Any, ReasoningResult]:
+            problem = Problem(session, tokens, sampling, chosen.measure, chosen.extractor, opened, emit)
+            return self._solve(chosen, problem)
+
+        return self._engine.submit(solve)
+
+    async def _solve(self, strategy: Strategy, problem: Problem) -> ReasoningResult:
+        outcome = await strategy.solve(problem)
+        if outcome.winner in problem.cursors:  # the next turn of a conversation goes on from the winner
+            problem.session.keep(problem.cursors[outcome.winner])
+        return _result(strategy, problem, outcome)
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens the model's own tokenizer makes of `text`."""
+        return len(self._codec.encode_text(text))
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def clear_cache(self) -> None:
+        """Forget all cached prefixes and free their KV."""
+        self._engine.inspect(lambda scheduler: scheduler.tree.clear())
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV held now."""
+        return self._engine.budget.held
+
+    def close(self) -> None:
+        """Cancel what runs, free the KV cache and leave the model as it was. Closing twice does nothing."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _result(strategy: Strategy, problem: Problem, outcome: Outcome) -> ReasoningResult:
+    ledger, now = problem.session.ledger, time.perf_counter()
+    winner = problem.branches[outcome.winner]
+    started = ledger.started if ledger.started is not None else now
+    return ReasoningResult(
+        answer=outcome.answer if outcome.answer is not None else winner.text.strip() or None,
+        text=winner.text,
+        strategy=strategy.name,
+        branches=tuple(problem.branches),
+        winner=outcome.winner,
+        votes=outcome.votes,
+        usage=Usage(
+            prompt_tokens=ledger.prompt_tokens,
+            prompt_tokens_computed=ledger.prompt_tokens - ledger.prompt_tokens_reused,
+            prompt_tokens_reused=ledger.prompt_tokens_reused,
+            completion_tokens=ledger.completion_tokens,
+            completion_tokens_winner=len(winner.tokens),
+        ),
+        kv=ledger.kv.model_copy(
+            update={"evicted": problem.session.evicted(), "recomputed": ledger.recomputed}
+        ),
+        timings=Timings(
+            queue_s=started - ledger.submitted,
+            prefill_s=ledger.prefill_s,
+            decode_s=ledger.decode_s,
+            total_s=now - ledger.submitted,
+        ),
+    )
+
+
+def _strategy(strategy: Strategy | str) -> Strategy:
+    if isinstance(strategy, Strategy):
+        return strategy
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"strategy = {strategy!r}: give one of {', '.join(sorted(STRATEGIES))}, or a Strategy")
+    return STRATEGIES[strategy]()
+
+
+def _context(model: PreTrainedModel) -> int:
+    """The model's context; a recurrent model without a limit gets a million tokens."""
+    config = model.config.get_text_config(decoder=True)
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        if isinstance(limit := getattr(config, name, None), int) and limit > 0:
+            return limit
+    return 1_000_000
+
+
+def _kv_limit(budget: int | float | None, device: torch.device) -> int:
+    if isinstance(budget, int):
+        return budget
+    memory = memory_bytes(device)
+    if memory is None and budget is None:
+        return 2 * 2**30
+    if memory is None:
+        raise ConfigError(
+            f"the free memory of {device} cannot be read, so a share of it means nothing: "
+            "give EngineConfig.kv_budget in bytes"
+        )
+    return int(memory[1] * (0.25 if budget is None else budget))

@@ -1,0 +1,18 @@
+"""What to think: strategies as coroutines over the engine's verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from rksc_agents.reasoning.best_of_n import BestOfN
+from rksc_agents.reasoning.direct import Direct
+from rksc_agents.reasoning.self_consistency import SelfConsistency
+from rksc_agents.reasoning.strategy import Outcome, Problem, Strategy
+
+STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
+    {strategy.name: strategy for strategy in (Direct, SelfConsistency, BestOfN)}
+)
+"""The strategies by name."""
+
+__all__ = ["STRATEGIES", "BestOfN", "Direct", "Outcome", "Problem", "SelfConsistency", "Strategy"]

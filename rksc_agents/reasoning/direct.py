@@ -1,0 +1,20 @@
+"""One branch: what a plain chat model does."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rksc_agents.reasoning.strategy import Outcome, Problem, Strategy
+
+
+class Direct(Strategy):
+    """Answer with a single branch."""
+
+    name: ClassVar[str] = "direct"
+
+    async def solve(self, problem: Problem) -> Outcome:
+        root = await problem.prefill()
+        async with problem.branching([root]) as ended:
+            async for _, branch in ended:
+                answer = branch.answer
+        return Outcome(0, answer)

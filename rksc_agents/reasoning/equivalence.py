@@ -1,0 +1,134 @@
+"""Whether two answers say the same: by their spelling, as numbers, then as mathematics through math-verify."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from functools import lru_cache
+from typing import Any
+
+from rksc_agents.reasoning.spelling import numeral, plain
+
+_MAX_CHARS = 120
+_MAX_POWER = 1000  # of a numeral or a letter
+_MAX_GROUP_POWER = 16  # of a bracket, which may be multiplied out; powers of powers multiply
+_MAX_FUNCTIONS = 4
+
+_COMMANDS = frozenset(
+    "frac sqrt pi alpha beta gamma delta epsilon theta lambda mu nu rho sigma tau phi varphi psi omega cdot times div pm "
+    "mp infty le leq ge geq lt gt ne neq in cup cap emptyset varnothing sin cos tan cot sec csc arcsin arccos arctan "
+    "ln log exp begin end mathbb i e".split()
+)
+_FUNCTIONS = frozenset("sqrt sin cos tan cot sec csc arcsin arccos arctan ln log exp".split())
+_WORDS = frozenset("and sin cos tan sqrt log exp infinity matrix pmatrix bmatrix vmatrix".split())
+_SAFE_EXPONENT = re.compile(
+    r"[-+]?\d{0,4}(?:\.\d+)?\s*(?:\\?[A-Za-z]+)?(?:\s*/\s*\d{1,3})?|[-+]?\\frac\{\w{1,3}\}\{\w{1,3}\}"
+)
+_POWER = re.compile(r"(\S?)\s*\^\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\?[A-Za-z]+|[-+]?\d+)")
+
+_lock = threading.Lock()  # the LaTeX parser's tables are shared by all threads
+
+
+def equivalent(a: str, b: str) -> bool:
+    """Tell whether two answers say the same.
+
+    Texts that differ only in dress (case, spaces, bold, ``$`` delimiters, a box, closing punctuation) are equal.
+    Plain numbers are compared exactly, whatever stands around them: "18", "$18.00" and "18 dollars" are one
+    answer. Other mathematics goes to math-verify: "(x+1)^2" equals "x^2+2x+1". What is long or could take long,
+    such as a tower of powers, is compared as text. The relation is symmetric and reflexive, and never raises; it
+    is not quite transitive (50% equals both 50 and 0.5).
+    """
+    a, b = plain(a), plain(b)
+    if _key(a) == _key(b):
+        return True
+    left, right = numeral(a), numeral(b)
+    if left is not None and right is not None:
+        return left.equals(right)
+    if not (parsable(a) and parsable(b)):
+        return False
+    # a counted thing would be read as a product of letters
+    return _verified(a if left is None else left.spelling, b if right is None else right.spelling)
+
+
+def parsable(text: str) -> bool:
+    """Tell whether `text`, in the spelling of :func:`plain`, is mathematics that is surely quick to parse and compare."""
+    if not text or len(text) > _MAX_CHARS or len(re.findall(r"[\d]{30,}", text)) > 0:
+        return False
+    commands = re.findall(r"\\([A-Za-z]+)", text)
+    letters = re.sub(r"\\[A-Za-z]+", " ", text)
+    words = re.findall(r"[A-Za-z]{2,}", letters)
+    if any(command not in _COMMANDS for command in commands):
+        return False
+    if any(len(word) > 2 and word not in _WORDS for word in words):
+        return False
+    if sum(name in _FUNCTIONS for name in [*commands, *words]) > _MAX_FUNCTIONS:
+        return False
+    if re.search(r"[^\x20-\x7e]|[?@#'\"`~;]|(?<!\d)!|\d{3,}!|!!", text):  # factorials of small numbers only
+        return False
+    return _powers_are_small(text.replace("**", "^"))
+
+
+def _powers_are_small(text: str) -> bool:
+    matches = _POWER.findall(text)
+    if len(matches) != text.count("^"):  # a power within a power, or one that cannot be read
+        return False
+    grouped = 1.0
+    for base, exponent in matches:
+        exponent = exponent.strip("{} ") if exponent.startswith("{") and "frac" not in exponent else exponent
+        exponent = exponent[1:-1].strip() if exponent.startswith("{") else exponent
+        if not _SAFE_EXPONENT.fullmatch(exponent):
+            return False
+        size = max([abs(float(number)) for number in re.findall(r"\d+(?:\.\d+)?", exponent)], default=1.0)
+        if base.isalnum():
+            if size > _MAX_POWER:
+                return False
+        else:
+            grouped *= max(size, 1.0)
+    return grouped <= _MAX_GROUP_POWER
+
+
+def _key(text: str) -> str:
+    return text.replace(" ", "").casefold() if len(text) > _MAX_CHARS or " " not in text else text.casefold()
+
+
+def _verified(a: str, b: str) -> bool:
+    try:
+        with _lock:
+            left, right = _parse(a), _parse(b)
+            if not left or not right:
+                return False
+            verify = _math_verify().verify
+            # math-verify follows the form of its first argument, so both orders are asked
+            return bool(
+                verify(list(left), list(right), timeout_seconds=None)
+                or verify(list(right), list(left), timeout_seconds=None)
+            )
+    except Exception:  # what cannot be compared as mathematics differs, since its text does
+        return False
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> tuple[Any, ...]:
+    latex = text.replace("**", "^").replace("%", r"\%")
+    latex = re.sub(r"\^\s*(-?\d+)", r"^{\1}", latex)
+    latex = re.sub(r"(?<![\\A-Za-z])(sin|cos|tan|log|ln|exp)(?![A-Za-z])", r"\\\1", latex)
+    latex = re.sub(r"(?<![\\A-Za-z])(pi)(?![A-Za-z])", r"\\pi ", latex)
+    latex = re.sub(r"(?<![\\A-Za-z])(?:infinity|oo)(?![A-Za-z])", r"\\infty ", latex)
+    library = _math_verify()
+    config = [library.LatexExtractionConfig()]
+    return tuple(library.parse(f"${latex}$", extraction_config=config, parsing_timeout=None))
+
+
+@lru_cache(maxsize=1)
+def _math_verify() -> Any:
+    import math_verify  # pulls in sympy, which takes a while
+
+    for module in ("parser", "grader", "utils"):
+        logging.getLogger(f"math_verify.{module}").addFilter(_no_timeout_notice)
+    return math_verify
+
+
+def _no_timeout_notice(record: logging.LogRecord) -> bool:
+    """Drop the library's notice that its time limit is off: what could take long is never given to it."""
+    return not record.getMessage().startswith("Timeout is disabled")

@@ -1,0 +1,186 @@
+"""A run in a terminal: its branches while they grow, its evidence at the end, the same facts as plain lines.
+
+All text of a model or a user is drawn as it is, never as markup, and without the control characters that
+would move the cursor, change colors or reverse the reading order.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from rksc_agents.types import BranchEnd, BranchToken, Event, FinishReason, ReasoningResult, Vote, VoteChanged
+
+# Overrides and isolates can make a line read as another; the plain marks U+200E and U+200F cannot.
+_BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_TAIL = 600  # characters of a branch kept for its one line: more than any terminal is wide
+_BAR = 24  # cells of the longest bar
+
+
+def clean(text: str) -> str:
+    """Return `text` without control characters; line feeds and tabs stay."""
+    return "".join(c for c in text if c in "\n\t" or (unicodedata.category(c) not in {"Cc", "Cs"} and c not in _BIDI))
+
+
+def one_line(text: str) -> str:
+    """Return `text` cleaned and on one line, runs of white space as one space."""
+    return " ".join(clean(" ".join(text.split())).split())
+
+
+def size(count: int) -> str:
+    """Return a number of bytes for people: ``size(1536) == "1.5 KiB"``."""
+    if abs(count) < 1024:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if abs(value) < 1023.95 or unit == "TiB":  # 1023.95 would print as 1024.0
+            break
+    return f"{value:,.1f} {unit}"
+
+
+@dataclass(slots=True)
+class _Row:
+    state: FinishReason | None = None
+    tokens: int = 0
+    tail: str = ""
+    answer: str | None = None
+
+
+class BranchView:
+    """The branches of a running request, one line each, and the standing of the votes.
+
+    Feed it the events of a stream and draw it with `rich`, for example inside ``rich.live.Live``.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Row] = {}
+        self._votes: tuple[Vote, ...] = ()
+
+    def feed(self, event: Event) -> None:
+        """Take one event into account; an :class:`Answer` changes nothing."""
+        if isinstance(event, BranchToken):
+            row = self._row(event.branch)
+            row.tokens += 1
+            row.tail = (row.tail + event.text)[-_TAIL:]
+        elif isinstance(event, BranchEnd):
+            row = self._row(event.branch)
+            row.state, row.answer, row.tail = event.finish_reason, event.answer, event.text[-_TAIL:]
+        elif isinstance(event, VoteChanged):
+            self._votes = event.votes
+
+    def _row(self, branch: int) -> _Row:
+        return self._rows.setdefault(branch, _Row())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self._rows:
+            yield Text("reading the prompt", style="dim")
+            return
+        # The votes come first: a terminal with too few lines cuts the branches, not the standing.
+        if self._votes:
+            standing = "  ".join(f"{one_line(vote.answer)} ({vote.weight:g})" for vote in self._votes)
+            yield Text(f"votes: {standing}", style="bold", no_wrap=True, overflow="ellipsis")
+        digits = len(str(max(self._rows)))
+        for index, row in sorted(self._rows.items()):
+            line = Text(no_wrap=True, overflow="ellipsis")
+            line.append(f"{index:>{digits}} ", style="cyan")
+            line.append(f"{row.state or 'writing':<9} ", style="dim" if row.state else "yellow")
+            line.append(f"{row.tokens:>5} ", style="dim")
+            if row.answer is not None:
+                line.append(f"= {one_line(row.answer)} ", style="bold green")
+            line.append(_last_cells(one_line(row.tail), options.max_width - line.cell_len), style="dim")
+            yield line
+
+
+def _last_cells(text: str, width: int) -> str:
+    """Return the end of `text` that fills at most `width` cells; wide characters take two."""
+    used = 0
+    for start in range(len(text) - 1, -1, -1):
+        used += cell_len(text[start])
+        if used > width:
+            return text[start + 1 :]
+    return text
+
+
+def summary(result: ReasoningResult) -> RenderableType:
+    """Return the evidence of a finished run as something `rich` can print.
+
+    Parameters
+    ----------
+    result : ReasoningResult
+        What ``RKSCReasoner.reason`` returned or a stream's :class:`Answer` holds.
+    """
+    parts: list[RenderableType] = [Text(), Text(clean(result.text).strip()), Text()]
+    answer = result.text if result.answer is None else result.answer
+    parts.append(Text.assemble(("answer  ", "bold"), (one_line(answer), "bold green")))
+    if result.votes:
+        most = max(vote.weight for vote in result.votes)
+        votes = Table.grid(padding=(0, 1))
+        for vote in result.votes:
+            cells = max(1, round(_BAR * vote.weight / most)) if vote.weight > 0 else 0
+            votes.add_row(Text(one_line(vote.answer)), Text("█" * cells, "green"), Text(_support(vote), "dim"))
+        parts.append(votes)
+    parts += [Text(f"{name:<7} {fact}") for name, fact in _figures(result)]
+    return Group(*parts)
+
+
+def plain(result: ReasoningResult) -> Iterator[str]:
+    """Yield the evidence of a finished run as lines for a pipe: ``name: facts``, always in this order."""
+    yield f"answer: {one_line(result.text if result.answer is None else result.answer)}"
+    yield "text:"
+    # The indent keeps a model from writing a line that reads like one of ours.
+    yield from (f"  {clean(line)}".rstrip() for line in result.text.strip().splitlines())
+    yield f"strategy: {one_line(result.strategy)}, branches {len(result.branches)}, winner {result.winner}"
+    for index, branch in enumerate(result.branches):
+        given = "none" if branch.answer is None else one_line(branch.answer)
+        facts = f"{branch.finish_reason}, tokens {len(branch.tokens)}, confidence {branch.confidence:.4f}"
+        yield f"branch {index}: {facts}, answer {given}"
+    for vote in result.votes:
+        yield f"vote: {one_line(vote.answer)}, {_support(vote)}"
+    yield from (f"{name}: {fact}" for name, fact in _figures(result))
+
+
+def facts(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield a nested mapping as ``outer.inner: value`` lines."""
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from facts(value, f"{prefix}{key}.")
+        else:
+            values = value if isinstance(value, (list, tuple)) else [value]
+            yield one_line(f"{prefix}{key}: {', '.join(map(_word, values))}")
+
+
+def _word(value: object) -> str:
+    return {True: "yes", False: "no", None: "none"}[value] if isinstance(value, bool | None) else str(value)
+
+
+def _support(vote: Vote) -> str:
+    return f"weight {vote.weight:g}, branches {' '.join(map(str, vote.branches))}"
+
+
+def _figures(result: ReasoningResult) -> Iterator[tuple[str, str]]:
+    """Yield what the run took, by name: the facts that both forms of the report print."""
+    usage, kv, timings = result.usage, result.kv, result.timings
+    yield (
+        "tokens",
+        f"prompt {usage.prompt_tokens} ({usage.prompt_tokens_computed} computed, {usage.prompt_tokens_reused} reused), "
+        f"completion {usage.completion_tokens} ({usage.completion_tokens_winner} by the winner)",
+    )
+    saved = f" ({1 - kv.peak_bytes / kv.bytes_if_copied:.0%} saved)" if kv.bytes_if_copied else ""
+    yield (
+        "kv",
+        f"peak {size(kv.peak_bytes)}, {size(kv.bytes_if_copied)} if copied{saved}, "
+        f"{kv.tokens_shared} tokens shared, {kv.evicted} nodes evicted, {kv.recomputed} tokens recomputed",
+    )
+    yield (
+        "time",
+        f"{timings.total_s:.2f} s in all, {timings.queue_s:.2f} s queued, "
+        f"prefill {timings.prefill_s:.2f} s, decode {timings.decode_s:.2f} s",
+    )

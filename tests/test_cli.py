@@ -1,0 +1,589 @@
+"""What the command line prints, where, and with which exit code; the reasoner is scripted."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from rksc_agents import cli
+from rksc_agents.errors import (
+    ConfigError,
+    ConversionError,
+    EngineError,
+    KVBudgetError,
+    ModelLoadError,
+    PromptTooLongError,
+    RKSCError,
+)
+from rksc_agents.reasoning import STRATEGIES
+from rksc_agents.report.terminal import BranchView, clean, facts, one_line, plain, size, summary
+from rksc_agents.types import (
+    Answer,
+    Branch,
+    BranchEnd,
+    BranchToken,
+    Event,
+    KVUsage,
+    ReasoningResult,
+    Timings,
+    Usage,
+    Vote,
+    VoteChanged,
+)
+
+HOSTILE = "[red]x[/red] \x1b[2Jgone\x07 \x9b31m\u202eright\rleft"
+HARMLESS = "[red]x[/red] [2Jgone 31mrightleft"
+
+RESULT = ReasoningResult(
+    answer="72",
+    text="April 48.\nMay 24, so 72.",
+    strategy="self-consistency",
+    branches=(
+        Branch(
+            text="It is 70.", tokens=(1, 2), logprobs=(-0.5, -0.25), confidence=0.5, finish_reason="eos", answer="70"
+        ),
+        Branch(
+            text="April 48.\nMay 24, so 72.",
+            thinking="hm",
+            tokens=(3, 4, 5),
+            logprobs=(-0.1, -0.2, -0.3),
+            confidence=0.9,
+            finish_reason="stop",
+            answer="72",
+        ),
+        Branch(text="72", tokens=(6,), logprobs=(-0.1,), confidence=0.8, finish_reason="length", answer="72"),
+        Branch(text="?", tokens=(7,), logprobs=(-0.1,), confidence=0.1, finish_reason="cancelled"),
+    ),
+    winner=1,
+    votes=(Vote(answer="72", weight=2, branches=(1, 2)), Vote(answer="70", weight=1, branches=(0,))),
+    usage=Usage(
+        prompt_tokens=60,
+        prompt_tokens_computed=20,
+        prompt_tokens_reused=40,
+        completion_tokens=7,
+        completion_tokens_winner=3,
+    ),
+    kv=KVUsage(peak_bytes=1 << 20, bytes_if_copied=4 << 20, tokens_shared=180, evicted=2, recomputed=5),
+    timings=Timings(queue_s=0.25, prefill_s=0.5, decode_s=1.25, total_s=2.0),
+)
+
+EVENTS: tuple[Event, ...] = (
+    BranchToken(0, 1, "It is "),
+    BranchToken(1, 3, "April 48.\n"),
+    BranchToken(0, 2, "70."),
+    BranchEnd(0, "eos", "It is 70.", "70"),
+    VoteChanged((Vote(answer="70", weight=1, branches=(0,)),)),
+    Answer(RESULT),
+)
+
+
+@dataclass
+class FakeReasoner:
+    """Yields scripted events and remembers how it was called."""
+
+    result: ReasoningResult = RESULT
+    events: tuple[Event, ...] = EVENTS
+    error: BaseException | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    closed: bool = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+
+    def reason(self, question: Any, *, strategy: Any, **sampling: Any) -> ReasoningResult:
+        self.calls.append({"question": question, "strategy": strategy, **sampling})
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def stream(self, question: Any, *, strategy: Any, **sampling: Any) -> Iterator[Event]:
+        self.calls.append({"question": question, "strategy": strategy, **sampling})
+        for event in self.events:
+            yield event
+            if self.error is not None:
+                raise self.error
+
+
+Install = Callable[..., FakeReasoner]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Install:
+    def install(**fields: Any) -> FakeReasoner:
+        reasoner = FakeReasoner(**fields)
+
+        def load(model: str, gguf_file: str | None, engine: Any) -> FakeReasoner:
+            reasoner.calls.append({"model": model, "gguf_file": gguf_file, "kv_budget": engine.kv_budget})
+            return reasoner
+
+        monkeypatch.setattr(cli, "_load_reasoner", load)
+        return reasoner
+
+    return install
+
+
+def run(*args: str, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(cli.app, args, input=stdin, prog_name="rksc")
+
+
+def test_a_pipe_gets_the_same_facts_in_stable_lines(fake: Install) -> None:
+    reasoner = fake()
+    result = run("ask", "How many?")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        "answer: 72",
+        "text:",
+        "  April 48.",
+        "  May 24, so 72.",
+        "strategy: self-consistency, branches 4, winner 1",
+        "branch 0: eos, tokens 2, confidence 0.5000, answer 70",
+        "branch 1: stop, tokens 3, confidence 0.9000, answer 72",
+        "branch 2: length, tokens 1, confidence 0.8000, answer 72",
+        "branch 3: cancelled, tokens 1, confidence 0.1000, answer none",
+        "vote: 72, weight 2, branches 1 2",
+        "vote: 70, weight 1, branches 0",
+        "tokens: prompt 60 (20 computed, 40 reused), completion 7 (3 by the winner)",
+        "kv: peak 1.0 MiB, 4.0 MiB if copied (75% saved), 180 tokens shared, 2 nodes evicted, 5 tokens recomputed",
+        "time: 2.00 s in all, 0.25 s queued, prefill 0.50 s, decode 1.25 s",
+    ]
+    assert reasoner.closed
+
+
+def test_json_is_one_object_with_every_fact(fake: Install) -> None:
+    fake()
+    result = run("ask", "How many?", "--json")
+    assert result.stdout.count("\n") == 1
+    assert result.stdout.endswith("\n")
+    assert json.loads(result.stdout) == RESULT.model_dump(mode="json")
+
+
+def test_json_keys_are_the_documented_ones(fake: Install) -> None:
+    fake()
+    found = json.loads(run("ask", "q", "--json").stdout)
+    documented = " ".join(run("ask", "--help").stdout.split())
+
+    def keys(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield key
+                yield from keys(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from keys(inner)
+
+    names = set(keys(found))
+    assert {"answer", "winner", "finish_reason", "prompt_tokens_reused", "bytes_if_copied", "total_s"} <= names
+    assert names <= set(re.findall(r"\w+", documented))
+
+
+def test_json_stays_ascii_and_valid_for_hostile_text(fake: Install) -> None:
+    fake(result=RESULT.model_copy(update={"text": HOSTILE}))
+    out = run("ask", "q", "--json").stdout
+    assert out.strip().isprintable()
+    assert out.isascii()
+    assert json.loads(out)["text"] == HOSTILE
+
+
+def test_quiet_prints_the_answer_only(fake: Install) -> None:
+    fake()
+    assert run("ask", "q", "--quiet").stdout == "72\n"
+
+
+def test_quiet_prints_the_text_where_no_answer_was_found(fake: Install) -> None:
+    fake(result=RESULT.model_copy(update={"answer": None}))
+    assert run("ask", "q", "-q").stdout == "April 48.\nMay 24, so 72.\n"
+
+
+def test_hostile_text_reaches_a_pipe_as_harmless_letters(fake: Install) -> None:
+    branch = Branch(text=HOSTILE, tokens=(1,), logprobs=(0.0,), confidence=1, finish_reason="eos", answer=HOSTILE)
+    changes = {"text": HOSTILE, "answer": HOSTILE, "branches": (branch,)}
+    fake(result=RESULT.model_copy(update={**changes, "votes": (Vote(answer=HOSTILE, weight=1, branches=(0,)),)}))
+    for flags in ((), ("--quiet",)):
+        lines = run("ask", "q", *flags).stdout.splitlines()
+        assert "[red]x[/red] [2Jgone 31mright" in lines[0]
+        assert all(line.isprintable() and "\u202e" not in line for line in lines)
+
+
+def test_a_model_cannot_write_a_line_that_reads_like_ours(fake: Install) -> None:
+    fake(result=RESULT.model_copy(update={"text": "so\nanswer: 99\rvote: 99", "answer": "72\nvote: 99"}))
+    lines = run("ask", "q").stdout.splitlines()
+    assert [line for line in lines if line.startswith(("answer:", "vote:"))] == [
+        "answer: 72 vote: 99",
+        "vote: 72, weight 2, branches 1 2",
+        "vote: 70, weight 1, branches 0",
+    ]
+
+
+def test_only_the_sampling_that_was_given_overrides(fake: Install) -> None:
+    reasoner = fake()
+    assert run("ask", "q").exit_code == 0
+    loaded, asked = reasoner.calls
+    assert loaded == {"model": cli.DEFAULT_MODEL, "gguf_file": None, "kv_budget": None}
+    assert set(asked) == {"question", "strategy"}
+    assert asked["question"] == "q"
+
+
+def test_every_option_arrives(fake: Install) -> None:
+    reasoner = fake()
+    options = (
+        "--model m --gguf-file f.gguf --strategy best-of-n --branches 3 --max-tokens 9 --temperature 0 --top-p 0.9"
+    )
+    more = "--top-k 5 --min-p 0.1 --seed 7 --kv-budget 1048576 --system Be-brief"
+    result = run("ask", "q", *options.split(), *more.split(), "--stop", "Q:", "--stop", "\n\n")
+    assert result.exit_code == 0, result.output
+    loaded, asked = reasoner.calls
+    assert loaded == {"model": "m", "gguf_file": "f.gguf", "kv_budget": 1048576}
+    plan = asked.pop("strategy")
+    assert isinstance(plan, STRATEGIES["best-of-n"])
+    assert plan.branches == 3
+    assert asked == {
+        "question": [{"role": "system", "content": "Be-brief"}, {"role": "user", "content": "q"}],
+        "max_tokens": 9,
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "stop": ("Q:", "\n\n"),
+        "seed": 7,
+    }
+
+
+def test_a_budget_below_one_is_a_share(fake: Install) -> None:
+    reasoner = fake()
+    run("ask", "q", "--kv-budget", "0.25")
+    assert reasoner.calls[0]["kv_budget"] == 0.25
+
+
+def test_a_dash_reads_the_question_from_standard_input(fake: Install) -> None:
+    reasoner = fake()
+    assert run("ask", "-", stdin="\ufeffWie viele Äpfel?\n").exit_code == 0
+    assert reasoner.calls[1]["question"] == "Wie viele Äpfel?"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["q", "--strategy", "vote"], "--strategy 'vote' is not one of " + ", ".join(STRATEGIES)),
+        (["q", "--json", "--quiet"], "--json and --quiet exclude each other"),
+        (["  "], "the question is empty"),
+        (["-"], "the question is empty"),
+        (["q", "--kv-budget", "plenty"], "--kv-budget 'plenty' is no number"),
+        (["q", "--branches", "many"], "'--branches'"),
+        (["q\udcff"], "QUESTION is not UTF-8 at character 1"),
+        (["q", "--system", "\udcff"], "--system is not UTF-8"),
+        (["q", "--stop", "a\udcff"], "--stop is not UTF-8 at character 1"),
+        (["q", "--no-such-option"], "--no-such-option"),
+        ([], "question"),
+    ],
+)
+def test_wrong_usage_exits_2_before_a_model_is_loaded(fake: Install, args: list[str], message: str) -> None:
+    reasoner = fake()
+    result = run("ask", *args)
+    assert (result.exit_code, result.stdout, reasoner.calls) == (2, "", [])
+    assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--temperature", "-1"], "temperature"),
+        (["--max-tokens", "0"], "max_tokens"),
+        (["--top-p", "1.5"], "top_p"),
+        (["--seed", "-1"], "seed"),
+        (["--stop", ""], "stop"),
+        (["--kv-budget", "0"], "kv_budget"),
+        (["--branches", "0"], "branches"),
+        (["--strategy", "direct", "--branches", "4"], "branches"),
+    ],
+)
+def test_a_value_out_of_range_is_one_line_before_a_model_is_loaded(
+    fake: Install, args: list[str], message: str
+) -> None:
+    reasoner = fake()
+    result = run("ask", "q", *args)
+    assert (result.exit_code, result.stdout, reasoner.calls) == (2, "", [])
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_standard_input_that_is_no_text_is_refused(fake: Install) -> None:
+    reasoner = fake()
+    result = run("ask", "-", stdin=b"ab\xff")
+    assert (result.exit_code, reasoner.calls) == (2, [])
+    assert "standard input is not UTF-8 at byte 2" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("bad\nvalue \x1b[1m"), 2),
+        (PromptTooLongError(10, 5), 2),
+        (KVBudgetError(10, 5), 1),
+        (ModelLoadError("no file"), 1),
+        (ConversionError("disk full"), 1),
+        (EngineError("broken"), 1),
+        (RKSCError("anything"), 1),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(fake: Install, error: RKSCError, code: int) -> None:
+    reasoner = fake(error=error)
+    result = run("ask", "q", "--json")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr == f"error: {one_line(str(error))}\n"
+    assert "\x1b" not in result.stderr
+    assert reasoner.closed
+
+
+def test_an_interrupt_exits_130_and_closes_the_reasoner(fake: Install) -> None:
+    reasoner = fake(error=KeyboardInterrupt())
+    result = run("ask", "q")
+    assert (result.exit_code, result.output) == (130, "")
+    assert reasoner.closed
+
+
+def test_a_warning_is_one_line_on_stderr(fake: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasoner = fake()
+    before = warnings.showwarning
+
+    def load(*_: object) -> FakeReasoner:
+        warnings.simplefilter("always")
+        warnings.warn("no chat template", stacklevel=1)
+        return reasoner
+
+    monkeypatch.setattr(cli, "_load_reasoner", load)
+    result = run("ask", "q", "-q")
+    assert (result.stdout, result.stderr) == ("72\n", "warning: no chat template\n")
+    assert warnings.showwarning is before
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def live(monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[int, str]:
+    """Run a command with a terminal as standard output; return its exit code and what was drawn."""
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.setattr(sys, "stdout", screen)
+    with pytest.raises(SystemExit) as exited:
+        cli.app(args, prog_name="rksc")
+    return int(exited.value.code or 0), screen.getvalue()
+
+
+def test_a_terminal_shows_the_branches_and_then_the_evidence(fake: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasoner = fake()
+    code, drawn = live(monkeypatch, "ask", "q")
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
+    assert code == 0
+    assert reasoner.closed
+    assert "0 eos           2 = 70 It is 70." in text
+    assert "1 writing       1 April 48." in text
+    assert "answer  72" in text
+    assert "75% saved" in text
+    assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") == 1  # the cursor comes back
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (EngineError("broken"), 1)])
+def test_a_terminal_is_left_in_order_when_a_run_breaks(
+    fake: Install, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    reasoner = fake(error=error)
+    exit_code, drawn = live(monkeypatch, "ask", "q")
+    assert exit_code == code
+    assert reasoner.closed
+    assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") == 1
+
+
+def test_a_stream_without_an_answer_is_an_error(
+    fake: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake(events=EVENTS[:-1])
+    assert live(monkeypatch, "ask", "q")[0] == 1
+    assert capsys.readouterr().err.startswith("error: the run ended without an answer")
+
+
+@pytest.mark.parametrize("flag", ["--json", "--quiet"])
+def test_a_terminal_gets_no_drawing_where_none_is_wanted(
+    fake: Install, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    fake()
+    code, drawn = live(monkeypatch, "ask", "q", flag)
+    assert code == 0
+    assert "\x1b" not in drawn
+
+
+def render(view: Any, width: int = 60) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False, highlight=False)
+    with console.capture() as capture:
+        console.print(view)
+    return capture.get().splitlines()
+
+
+def test_the_view_starts_with_the_prompt() -> None:
+    assert render(BranchView()) == ["reading the prompt"]
+
+
+def test_the_view_shows_votes_first_and_a_line_per_branch() -> None:
+    view = BranchView()
+    for event in EVENTS:
+        view.feed(event)
+    assert [line.rstrip() for line in render(view)] == [
+        "votes: 70 (1)",
+        "0 eos           2 = 70 It is 70.",
+        "1 writing       1 April 48.",
+    ]
+
+
+@settings(deadline=None)
+@given(st.text(max_size=200), st.integers(30, 120))
+def test_a_branch_takes_one_line_whatever_it_writes(text: str, width: int) -> None:
+    view = BranchView()
+    view.feed(BranchToken(3, 1, text))
+    lines = render(view, width)
+    assert len(lines) == 1
+    assert "\x1b" not in lines[0]
+
+
+def test_a_long_branch_shows_its_end() -> None:
+    view = BranchView()
+    view.feed(BranchToken(0, 1, "start " + "x" * 1000 + " the end"))
+    (line,) = render(view, 40)
+    assert line.endswith("xx the end")
+    assert len(line) == 40
+
+
+def test_the_view_and_the_summary_take_hostile_text_as_letters() -> None:
+    view = BranchView()
+    view.feed(BranchToken(0, 1, HOSTILE[: HOSTILE.index("\x1b") + 1]))  # a sequence split between tokens
+    view.feed(BranchToken(0, 1, HOSTILE[HOSTILE.index("\x1b") + 1 :]))
+    view.feed(VoteChanged((Vote(answer=HOSTILE, weight=1, branches=(0,)),)))
+    votes = (Vote(answer=HOSTILE, weight=1, branches=(0,)),)
+    result = RESULT.model_copy(update={"text": HOSTILE, "answer": HOSTILE, "votes": votes})
+    for lines, places in ((render(view, 120), 2), (render(summary(result), 120), 3)):
+        assert sum("[red]x[/red] [2Jgone 31mright" in line for line in lines) == places
+        assert all(line.isprintable() and "\u202e" not in line for line in lines)
+
+
+def test_the_summary_draws_bars_in_proportion() -> None:
+    lines = render(summary(RESULT), 100)
+    assert [line.count("█") for line in lines if "█" in line] == [24, 12]
+
+
+def test_no_share_is_claimed_where_nothing_was_held() -> None:
+    lines = list(plain(RESULT.model_copy(update={"kv": KVUsage()})))
+    assert "kv: peak 0 B, 0 B if copied, 0 tokens shared, 0 nodes evicted, 0 tokens recomputed" in lines
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_clean_keeps_text_and_drops_control(text: str) -> None:
+    cleaned = clean(text)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", cleaned)
+    assert clean(cleaned) == cleaned
+    kept = [c for c in text if c.isprintable()]
+    assert [c for c in cleaned if c.isprintable()] == kept
+    assert "\n" not in one_line(text)
+
+
+def test_clean_keeps_joined_emoji_and_drops_what_moves_the_cursor() -> None:
+    assert clean("👩\u200d🚀 é\tб\n") == "👩\u200d🚀 é\tб\n"
+    assert one_line(HOSTILE) == "[red]x[/red] [2Jgone 31mright left"
+    assert clean("\udcff-\u200f-") == "-\u200f-"  # half a character goes, the mark of right-to-left text stays
+    assert clean(HOSTILE) == HARMLESS
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        ((1 << 20) - 1, "1.0 MiB"),
+        (5 << 30, "5.0 GiB"),
+    ],
+)
+def test_size(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_facts_flatten_and_clean() -> None:
+    found = facts({"device": "cpu", "torch": {"threads": 2, "isa": ["avx2", "f\x1b16c"]}, "amx": False, "model": None})
+    assert list(found) == ["device: cpu", "torch.threads: 2", "torch.isa: avx2, f16c", "amx: no", "model: none"]
+
+
+def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"device": "cpu", "features": {"bf16": False}}
+    monkeypatch.setattr(cli, "_examine", lambda: found)
+    assert run("doctor").stdout == "device: cpu\nfeatures.bf16: no\n"
+    assert json.loads(run("doctor", "--json").stdout) == found
+
+
+def test_cache_show_and_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [
+        SimpleNamespace(
+            name="smol", path=Path("/c/smol"), bytes=2048, created=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+        ),
+        SimpleNamespace(
+            name="other", path=Path("/c/other"), bytes=1024, created=datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)
+        ),
+    ]
+    monkeypatch.setattr(cli, "_copies", lambda: SimpleNamespace(entries=lambda: entries, clear=lambda: 3072))
+    assert run("cache", "show").stdout.splitlines() == [
+        "smol: 2.0 KiB, 2026-01-02T03:04:05+00:00, /c/smol",
+        "other: 1.0 KiB, 2026-01-02T03:04:06+00:00, /c/other",
+        "total: 3.0 KiB in 2 converted copies",
+    ]
+    shown = json.loads(run("cache", "show", "--json").stdout)
+    assert shown["bytes"] == 3072
+    assert shown["entries"][0] == {
+        "name": "smol",
+        "path": "/c/smol",
+        "bytes": 2048,
+        "created": "2026-01-02T03:04:05+00:00",
+    }
+    assert run("cache", "clear").stdout == "freed: 3.0 KiB\n"
+    assert json.loads(run("cache", "clear", "--json").stdout) == {"bytes_freed": 3072}
+
+
+def test_version_and_help_name_what_there_is() -> None:
+    assert re.fullmatch(r"rksc \d+\.\d+\.\d+\S*\n", run("--version").stdout)
+    listed = run("--help").stdout
+    for command in ("ask", "doctor", "cache", "bench"):
+        assert re.search(rf"^  {command}\b", listed, re.M)
+    assert f"[{'|'.join(STRATEGIES)}]" in run("ask", "--help").stdout
+
+
+def test_a_closed_pipe_leaves_no_traceback() -> None:
+    lines = "from rksc_agents import cli; cli._examine = lambda: {i: 'x' * 99 for i in range(9999)}; cli.main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", lines, "doctor"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"0: x")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 1
