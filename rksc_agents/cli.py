@@ -187,8 +187,7 @@ def _strategy(name: str, branches: int | None) -> Strategy:
 
     if name not in STRATEGIES:
         raise typer.BadParameter(f"--strategy {name!r} is not one of {', '.join(STRATEGIES)}")
-    made: Strategy = STRATEGIES[name](**({} if branches is None else {"branches": branches}))
-    return made
+    return STRATEGIES[name](**({} if branches is None else {"branches": branches}))
 
 
 def _load_reasoner(model: str, gguf_file: str | None, engine: EngineConfig) -> RKSCReasoner:
@@ -196,11 +195,17 @@ def _load_reasoner(model: str, gguf_file: str | None, engine: EngineConfig) -> R
 
     from rksc_agents.reasoner import RKSCReasoner
 
-    if sys.stderr.isatty():
-        typer.echo(f"loading {model}", err=True)
-    else:
+    watched = sys.stderr.isatty()
+    if not watched:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return RKSCReasoner.from_pretrained(model, gguf_file=gguf_file, engine=engine)
+    progress = _print_progress if watched else None
+    return RKSCReasoner.from_pretrained(model, gguf_file=gguf_file, engine=engine, progress=progress)
+
+
+def _print_progress(line: str) -> None:
+    from rksc_agents.report.terminal import one_line
+
+    typer.echo(one_line(line), err=True)
 
 
 def _ask_live(reasoner: RKSCReasoner, prompt: Prompt, strategy: Strategy, sampling: dict[str, Any]) -> None:

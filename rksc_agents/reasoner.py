@@ -20,9 +20,10 @@ from rksc_agents.engine.engine import Engine
 from rksc_agents.engine.session import Session
 from rksc_agents.errors import ConfigError, PromptTooLongError
 from rksc_agents.model.device import memory_bytes
-from rksc_agents.model.loader import DEFAULT_MODEL, load_model
+from rksc_agents.model.loader import load_model
 from rksc_agents.model.protocol import Runner
 from rksc_agents.model.runners import make_runner
+from rksc_agents.model.source import DEFAULT_MODEL
 from rksc_agents.model.text import TextCodec
 from rksc_agents.reasoning import STRATEGIES, SelfConsistency, Strategy
 from rksc_agents.reasoning.strategy import Outcome, Problem
@@ -93,9 +94,7 @@ class RKSCReasoner:
         ConfigError, ModelLoadError, ConversionError, UnsupportedModelError
             See :func:`rksc_agents.model.loader.load_model`.
         """
-        loaded = load_model(
-            model, gguf_file=gguf_file, dtype=dtype, device=device, progress=progress, **hf_kwargs
-        )
+        loaded = load_model(model, gguf_file=gguf_file, dtype=dtype, device=device, progress=progress, **hf_kwargs)
         return cls.from_model(
             loaded.model, loaded.tokenizer, name=loaded.name, strategy=strategy, sampling=sampling, engine=engine
         )
@@ -134,9 +133,7 @@ class RKSCReasoner:
 
     # -- asking ---------------------------------------------------------------------------------
 
-    def reason(
-        self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any
-    ) -> ReasoningResult:
+    def reason(self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any) -> ReasoningResult:
         """Answer a question.
 
         Parameters
@@ -191,9 +188,7 @@ class RKSCReasoner:
             tasks = [group.create_task(self.areason(q, strategy=strategy, **sampling)) for q in questions]
         return [task.result() for task in tasks]
 
-    def stream(
-        self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any
-    ) -> Iterator[Event]:
+    def stream(self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any) -> Iterator[Event]:
         """Answer a question and yield what happens; the last event is an :class:`~rksc_agents.types.Answer`.
 
         Closing the iterator cancels the run and frees its rows and KV.
@@ -306,9 +301,7 @@ def _result(strategy: Strategy, problem: Problem, outcome: Outcome) -> Reasoning
             completion_tokens=ledger.completion_tokens,
             completion_tokens_winner=len(winner.tokens),
         ),
-        kv=ledger.kv.model_copy(
-            update={"evicted": problem.session.evicted(), "recomputed": ledger.recomputed}
-        ),
+        kv=ledger.kv.model_copy(update={"evicted": problem.session.evicted(), "recomputed": ledger.recomputed}),
         timings=Timings(
             queue_s=started - ledger.submitted,
             prefill_s=ledger.prefill_s,

@@ -212,6 +212,8 @@ def test_a_subfolder_holds_model_and_tokenizer(folder: Path, tmp_path: Path) -> 
 def test_the_dtype_can_be_chosen(folder: Path, tiny_gguf: Path, dtype: Any, expected: torch.dtype) -> None:
     assert load_model(folder, dtype=dtype, device="cpu").model.dtype == expected
     assert load_model(tiny_gguf, dtype=dtype, device="cpu").model.dtype == expected
+    copy = ConvertedCopies().entries()[0].path / "model.safetensors"
+    assert load_file(copy)["model.norm.weight"].dtype == expected
 
 
 @pytest.mark.parametrize("default", [torch.float16, torch.float32])
@@ -318,12 +320,17 @@ def test_a_missing_path_is_named_and_never_looked_up_on_the_hub(
         load_model(model)
 
 
-def test_whatever_a_folder_refers_to_the_network_is_not_asked(folder: Path) -> None:
-    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "owner/elsewhere"}))
-    (folder / "config.json").unlink()
-    with pytest.raises(ModelLoadError) as caught:
-        load_model(folder)
-    assert "SocketBlockedError" not in str(caught.value)
+def test_whatever_a_folder_refers_to_the_network_is_not_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    for asker in (loader.AutoTokenizer, loader.AutoModelForCausalLM):
+
+        def spy(*args: Any, _original: Callable[..., Any] = asker.from_pretrained, **kwargs: Any) -> Any:
+            asked.append(kwargs["local_files_only"])
+            return _original(*args, **kwargs)
+
+        monkeypatch.setattr(asker, "from_pretrained", spy)
+    load_model(folder, local_files_only=False)
+    assert asked == [True, True]
 
 
 def test_an_unknown_hub_id_tells_the_way_out_and_chains_the_cause(tmp_path: Path) -> None:
@@ -444,6 +451,15 @@ def test_a_package_that_transformers_misses_is_told(folder: Path, monkeypatch: p
     monkeypatch.setattr(loader.AutoModelForCausalLM, "from_pretrained", fail)
     with pytest.raises(ModelLoadError, match=r"needs bitsandbytes.*install the package"):
         load_model(folder)
+
+
+def test_a_type_error_of_another_origin_is_no_unknown_argument(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise TypeError("inner() got an unexpected keyword argument 'x'")
+
+    monkeypatch.setattr(loader.AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(ModelLoadError, match="could not read the weights"):
+        load_model(folder, attn_implementation="eager")
 
 
 def test_loading_leaves_the_random_state_alone(folder: Path, tiny_gguf: Path) -> None:

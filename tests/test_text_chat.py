@@ -115,6 +115,25 @@ def test_tool_calls_are_not_lost_where_tool_results_become_user_turns():
     assert text == '<s>[user]q[/][assistant][{"function": {"name": "add"}}][/][user]Tool result: 5[/][assistant]'
 
 
+def test_messages_of_tool_calls_are_never_merged():
+    call = {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "add"}}]}
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' and not loop.first and loop.previtem.role == 'user' %}"
+        "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% if m.tool_calls %}!{% endif %}{% endfor %}"
+    )
+    prompt = [*turns("u:a", "u:b"), call, call, *turns("t:1", "t:2", "u:c")]
+    text = "[user]a\n\nb[assistant]x![assistant]x![tool]1[tool]2[user]c"
+    assert rendered(byte_tokenizer(template), prompt) == text
+
+
+def test_a_tool_call_at_the_end_is_a_finished_message():
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+    template = CHATML.replace("m.content", "m.content ~ ('!' if m.tool_calls else '')")
+    text = rendered(byte_tokenizer(template), [*turns("u:q"), call])
+    assert text.endswith("assistant\n!<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_a_system_text_that_a_template_leaves_out_is_folded_in():
     template = CHATML.replace("<|im_start|>{{ m.role }}", "{% if m.role != 'system' %}<|im_start|>{{ m.role }}", 1)
     template = template.replace("<|im_end|>\n{% endfor %}", "<|im_end|>\n{% endif %}{% endfor %}")
@@ -165,7 +184,7 @@ def test_content_parts_are_joined():
         ([{"role": "assistant", "content": None}], "message 0 has the content None"),
         ([{"content": "q"}], "role None"),
         ([*turns("u:q"), {"role": "developer", "content": "q"}], "message 1 has the role 'developer'.*system, user"),
-        ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "part 'image'"),
+        ([{"role": "user", "content": [{"type": "image", "text": "x"}]}], "part 'image'"),
         ([{"role": "user", "content": ["q"]}], "part 'q'"),
         ([{"role": "user", "content": [{"type": "text"}]}], "part 'text'"),
         ("a\ud800", "lone surrogate"),
@@ -250,6 +269,8 @@ def test_words_that_merely_are_added_tokens_stay_tokens():
     tokenizer = byte_tokenizer(CHATML, tokens=["<h1>", "\n\n"])
     tokens = TextCodec(tokenizer).encode("<h1>a\n\nb")
     assert controls(tokenizer, tokens)[1:3] == ["<h1>", "\n\n"]
+    spaced = byte_tokenizer(CHATML, tokens=["\n"])  # the template writes it, and it is text nevertheless
+    assert controls(spaced, TextCodec(spaced).encode("a\nb"))[2] == "\n"
 
 
 def test_a_sentencepiece_like_tokenizer_gets_no_space_where_a_control_token_was_taken_out():

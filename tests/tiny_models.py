@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -96,13 +95,12 @@ def tiny_model(name: str, **changes: Any) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        spread: Callable[[torch.Tensor], None] = lambda weight: weight.mul_(4.0)  # noqa: E731
-        with torch.no_grad():  # random weights of the usual size give nearly flat logits, which hide errors
-            for parameter in model.parameters():
-                if parameter.ndim > 1:
-                    spread(parameter)
-                elif "sink" in "":
-                    spread(parameter)
+        with torch.no_grad():
+            for name_of, parameter in model.named_parameters():
+                if parameter.ndim > 1:  # weights of the usual size give nearly flat logits, which hide errors
+                    parameter.mul_(4.0)
+                elif name_of.endswith("sinks"):
+                    parameter.normal_()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model

@@ -131,9 +131,7 @@ class Tree:
         self._touch(node)
         return Match(node, beyond)
 
-    def _best_child(
-        self, node: Node, tokens: Sequence[int], offset: int, limit: int
-    ) -> tuple[Node | None, int]:
+    def _best_child(self, node: Node, tokens: Sequence[int], offset: int, limit: int) -> tuple[Node | None, int]:
         """The child that shares most with `tokens[offset:limit]`, and how much; where nodes are whole or nothing,
         the longest whole match comes before any partial one."""
         best: tuple[bool, int] = (False, 0)

@@ -59,9 +59,7 @@ class Engine:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
         started: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=self._main, args=(make_runner, started), name="rksc-engine", daemon=True
-        )
+        self._thread = threading.Thread(target=self._main, args=(make_runner, started), name="rksc-engine", daemon=True)
         self._thread.start()
         try:
             started.result()

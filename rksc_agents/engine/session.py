@@ -13,9 +13,10 @@ from torch import Tensor
 
 from rksc_agents.config import Sampling
 from rksc_agents.engine.cursor import Completion, Cursor
+from rksc_agents.engine.decode import EvictedError
 from rksc_agents.engine.jobs import DecodeJob, OnToken, PrefillJob
 from rksc_agents.engine.ledger import Ledger
-from rksc_agents.engine.scheduler import Evicted, Scheduler
+from rksc_agents.engine.scheduler import Scheduler
 from rksc_agents.errors import PromptTooLongError
 from rksc_agents.model.sampling import Sampler
 
@@ -118,7 +119,7 @@ class Session:
         first = self._next_generator
         self._next_generator += len(cursors)
         generators = [Sampler.generator(sampling.seed, first + i) for i in range(len(cursors))]
-        return Decoding(self, list(cursors), sampling, generators, score, on_token)
+        return Decoding(self, list(cursors), sampling, generators, score=score, on_token=on_token)
 
     async def decode(
         self,
@@ -204,6 +205,7 @@ class Decoding:
         cursors: list[Cursor],
         sampling: Sampling,
         generators: list[torch.Generator],
+        *,
         score: Score,
         on_token: OnToken | None,
     ) -> None:
@@ -250,7 +252,7 @@ class Decoding:
             if isinstance(item, Completion):
                 self._done[item.index] = item
                 return item
-            if not isinstance(item, Evicted):
+            if not isinstance(item, EvictedError):
                 raise item
             self._job = None  # evicted while it waited to be admitted: compute it again
 

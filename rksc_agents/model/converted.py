@@ -132,7 +132,8 @@ class ConvertedCopies:
         return final
 
     def _write(self, final: Path, gguf: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        needed = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+        # The tokenizer's files take some 70 bytes per token of its vocabulary.
+        needed = sum(weight.nbytes for weight in model.parameters()) + 100 * len(tokenizer)
         temporary: Path | None = None
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -145,6 +146,8 @@ class ConvertedCopies:
             _place(temporary, final)
         except (OSError, SafetensorError) as error:
             if _means_full(error):
+                if temporary is not None:  # what it took is free again
+                    shutil.rmtree(temporary, ignore_errors=True)
                 raise self._full(gguf, needed, shutil.disk_usage(self.root).free) from error
             raise ConversionError(
                 f"could not write the converted copy of {gguf} to {self.root}: {error}; "

@@ -35,8 +35,8 @@ class Detokenizer:
         text = self._decode(self._window)
         certain = text.rstrip(_REPLACEMENT)
         new = ""
-        # An unfinished character can make a decoder spoil the bytes before it too: wait until it is whole.
-        if len(certain) > len(self._shown) and (certain == text or text.startswith(self._shown)):
+        # By length: an unfinished character can make a decoder spoil the bytes before it for a while.
+        if len(certain) > len(self._shown):
             new, self._shown = certain[len(self._shown) :], certain
         if len(self._window) >= (self._cut_at if certain == text else max(self._cut_at, _MALFORMED)):
             new += self._cut(text, clean=certain == text)
@@ -52,9 +52,8 @@ class Detokenizer:
     def _cut(self, text: str, *, clean: bool) -> str:
         """Leave the older tokens of the window behind; return their text not shown yet."""
         size = len(self._window)
-        newest = size - 1 if clean else size - 4  # never inside a character that is being written
-        places = range(newest, max(newest - _TRIES, 0), -1)
-        if not clean and size < 2 * _MALFORMED:
+        places = range(size - 1, max(size - 1 - _TRIES, 0), -1)
+        if not clean:
             shortest = min(len(self._decode(self._window[:k]) + self._decode(self._window[k:])) for k in places)
             if shortest < len(text) - 1:  # whole characters, spoiled by the one that is being written: wait for it
                 return ""

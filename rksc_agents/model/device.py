@@ -100,9 +100,7 @@ def attention_path(device: torch.device | str) -> str:
 def has_prepacked_linears() -> bool:
     """Return whether this torch can prepack linear weights for the CPU (oneDNN)."""
     names = ("_reorder_linear_weight", "_linear_pointwise")
-    return bool(torch.backends.mkldnn.is_available()) and all(  # type: ignore[no-untyped-call]
-        hasattr(torch.ops.mkldnn, name) for name in names
-    )
+    return bool(torch.backends.mkldnn.is_available()) and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 def doctor(

@@ -7,10 +7,10 @@ feature check and an equality test, with the plain layer as the fallback.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import prod
 from typing import Literal
 
 import torch
@@ -77,7 +77,7 @@ def packed_linears(model: nn.Module, mode: Literal["auto"] | bool) -> Iterator[t
         yield tuple(packed)
     finally:
         for layer, weight in packed.values():
-            del layer.forward
+            del vars(layer)["forward"]
             if weight is not None:
                 layer.weight.data = weight.to_dense()
 
@@ -101,7 +101,7 @@ def _install(layer: nn.Linear, tied: bool) -> Tensor | None:
             return packed_linear(x, weight, bias)
 
         layer.weight.data = layer.weight.new_empty(0, 0)
-    layer.forward = forward  # type: ignore[method-assign]
+    vars(layer)["forward"] = forward  # an attribute of the instance comes before the class's method
     return None if tied else weight
 
 
@@ -144,7 +144,7 @@ def _gain(layers: list[nn.Linear], most: int = 4) -> float:
     """
     some = layers[:most]
     packed = [pack(layer.weight.detach()) for layer in some]
-    ratios = []
+    ratios: list[float] = []
     for rows in ROWS:
         x = torch.ones(rows, some[0].in_features)
 
@@ -157,7 +157,7 @@ def _gain(layers: list[nn.Linear], most: int = 4) -> float:
                 packed_linear(x, weight, layer.bias)
 
         ratios.append(_ratio_of_medians(fast, plain))
-    return float(prod(ratios) ** (1 / len(ratios)))
+    return math.prod(ratios) ** (1.0 / len(ratios))
 
 
 def _ratio_of_medians(a: Callable[[], None], b: Callable[[], None], runs: int = 5) -> float:
@@ -177,9 +177,9 @@ def compiled_blocks(model: nn.Module, *, enabled: bool) -> Iterator[None]:
     """Compile the model's feed-forward blocks for the length of the block, if `enabled`."""
     blocks = [m for name, m in model.named_modules() if enabled and name.rsplit(".", 1)[-1] in ("mlp", "feed_forward")]
     for block in blocks:
-        block.forward = torch.compile(block.forward, dynamic=True)  # type: ignore[method-assign]
+        vars(block)["forward"] = torch.compile(block.forward, dynamic=True)
     try:
         yield
     finally:
         for block in blocks:
-            del block.forward
+            del vars(block)["forward"]

@@ -112,7 +112,7 @@ def load_model(
                 f"{name} has {size:,} bytes in {loaded.dtype} and does not fit on {target}: use a smaller dtype, "
                 "quantization_config, device_map='auto', device='cpu' or a smaller model"
             ) from error
-    loaded.eval()  # type: ignore[no-untyped-call]
+    loaded.eval()
     return LoadedModel(model=loaded, tokenizer=tokenizer, name=name)
 
 

@@ -23,6 +23,7 @@ from rksc_agents.cache.tree import Node, Tree
 from rksc_agents.config import EngineConfig
 from rksc_agents.model.linear import compiled_blocks, packed_linears
 from rksc_agents.model.plan import Run
+from rksc_agents.model.protocol import input_device
 
 
 def cache_bytes(cache: Cache) -> int:
@@ -115,7 +116,7 @@ class PrivateRunner:
     def __init__(self, model: PreTrainedModel, budget: Budget) -> None:
         self.model = model
         self.budget = budget
-        self.device = model.get_input_embeddings().weight.device
+        self.device = input_device(model)
         self.packed: tuple[str, ...] = ()
         self._undo = ExitStack()
         self.passes = 0

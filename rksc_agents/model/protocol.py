@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from rksc_agents.cache.tree import Node, Payload, Tree
 
@@ -60,3 +62,17 @@ class Runner(Protocol):
     def tail(self, bases: Sequence[Node], most: int, promised: int) -> RunningTail: ...
     def forward(self, runs: Sequence[Run]) -> Tensor: ...
     def close(self) -> None: ...
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where a model takes its tokens; a dispatched model has its layers on several devices."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight.device
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """How many tokens a model can take."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight.shape[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,12 +19,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from rksc_agents.cache.budget import Budget
-from rksc_agents.cache.store import Layout, LayerShape, Segment, Tail
+from rksc_agents.cache.store import LayerShape, Layout, Segment, Tail
 from rksc_agents.cache.tree import Node, Tree
-from rksc_agents.model.attention import tree_attention
 from rksc_agents.config import EngineConfig
+from rksc_agents.errors import EngineError
+from rksc_agents.model.attention import tree_attention
 from rksc_agents.model.linear import compiled_blocks, packed_linears
 from rksc_agents.model.plan import Plan, Run
+from rksc_agents.model.protocol import input_device
 from rksc_agents.model.tree_cache import LayerKinds, StateSlot, TreeCache, cat_states, split_states
 
 _names = itertools.count()
@@ -53,7 +56,7 @@ class TreeRunner:
         self.model = model
         self.budget = budget
         self.kinds = LayerKinds(model.config)
-        self.device = model.get_input_embeddings().weight.device
+        self.device = input_device(model)
         self.packed: tuple[str, ...] = ()
         self._undo = ExitStack()
         self.passes = 0
@@ -75,6 +78,7 @@ class TreeRunner:
     def attached(self) -> Iterator[None]:
         """Switch the model's attention to the tree, and back at the end."""
         before = self.model.config._attn_implementation
+        self._thread = threading.get_ident()
         AttentionInterface.register(self._name, self._attend)
         try:
             self.model.set_attn_implementation(self._name)
@@ -101,7 +105,7 @@ class TreeRunner:
         return self.layout.token_bytes
 
     def most_bytes(self, ends: Sequence[int], most: int) -> int:
-        """Bytes that rows whose bases end at `ends` take at most for `most` tokens each, beside what the bases store."""
+        """Bytes that rows after bases that end at `ends` take at most for `most` tokens each, beside the bases."""
         return Tail.most_bytes(self.layout, len(ends), most)
 
     def tail(self, bases: Sequence[Node], most: int, promised: int) -> Tail:
@@ -165,7 +169,7 @@ class TreeRunner:
         if self._slots:
             states = split_states(cache.state(self._slots), rows)
             for run, state in zip(runs, states, strict=True):
-                run.tail.set_state(state)
+                _tail(run).set_state(state)
         flat = logits.flatten(0, 1)
         wanted = [run for run in runs if run.wants_logits] if self.splittable else runs
         if not wanted:
@@ -173,7 +177,7 @@ class TreeRunner:
         return list(zip(wanted, flat.split([len(run.tokens) for run in wanted]), strict=True))
 
     def _cache_for(self, runs: list[Run]) -> TreeCache:
-        states = [run.tail.state for run in runs if run.tail.state is not None]
+        states = [state for run in runs if (state := _tail(run).state) is not None]
         length = max(run.bases[0].end + run.tail.length for run in runs)
         return TreeCache(self.kinds, length, self._slots, cat_states(states) if states else None)
 
@@ -205,12 +209,15 @@ class TreeRunner:
         **_: Any,
     ) -> tuple[Tensor, None]:
         """The function registered in transformers' `AttentionInterface`; shapes [batch, heads, tokens, width]."""
+        if threading.get_ident() != self._thread:
+            raise EngineError(
+                "the model was called from another thread while an engine runs on it: "
+                "ask through the reasoner, or close() it first"
+            )
         layer = self._layer_of(module, key)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         if self._plan is None:
-            self._seen.setdefault(
-                layer, LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
-            )
+            self._seen.setdefault(layer, LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device))
             groups = query.shape[1] // key.shape[1]
             return value.transpose(1, 2).repeat_interleave(groups, 2).contiguous(), None  # one token sees itself
         if layer == module.layer_idx:
@@ -237,12 +244,17 @@ class TreeRunner:
             rows, width = len(run.tokens), run.width
             at = slice(start, start + rows * width)
             shape = (rows, width, key.shape[1], -1)
-            run.tail.write(layer, keys[at].view(shape).transpose(1, 2), values[at].view(shape).transpose(1, 2))
+            _tail(run).write(layer, keys[at].view(shape).transpose(1, 2), values[at].view(shape).transpose(1, 2))
+
+
+def _tail(run: Run) -> Tail:
+    assert isinstance(run.tail, Tail)
+    return run.tail
 
 
 def _by_shape(runs: Sequence[Run]) -> list[list[Run]]:
     """Group runs that a batch with recurrent states can hold: same width, all with or all without a past."""
     groups: dict[tuple[int, bool], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.width, run.tail.state is None), []).append(run)
+        groups.setdefault((run.width, _tail(run).state is None), []).append(run)
     return list(groups.values())

@@ -13,6 +13,7 @@ from rksc_agents.config import EngineConfig
 from rksc_agents.errors import UnsupportedModelError
 from rksc_agents.model.plan import Run
 from rksc_agents.model.private_runner import PrivateRunner
+from rksc_agents.model.protocol import vocabulary_size
 from rksc_agents.model.runner import TreeRunner
 from rksc_agents.model.tree_cache import LayerKinds
 
@@ -84,13 +85,13 @@ def _why_not_on_the_tree(model: PreTrainedModel) -> str | None:
 @torch.inference_mode()
 def _difference(runner: TreeRunner, model: PreTrainedModel) -> str | None:
     """Compute a few tokens on the tree and without a cache; say what differs."""
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = vocabulary_size(model)
     tokens = [(7 * i + 3) % vocabulary for i in range(12)]
     expected = model(input_ids=torch.tensor([tokens], device=runner.device), use_cache=False).logits[0, -1].float()
     tree = runner.tree()
     try:
         with runner.attached():
-            node, logits = tree.root, None
+            node = tree.root
             for piece in (tokens[:5], tokens[5:11], tokens[11:]):
                 with closing(runner.tail([node], len(piece), 0)) as tail:
                     tail.grow(len(piece))

@@ -29,7 +29,7 @@ class PassThroughLayer(CacheLayerMixin):
     """An attention layer's place in the cache."""
 
     def __init__(self, length: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.length = length
         self.is_initialized = True
 
@@ -134,7 +134,7 @@ class TreeCache(Cache):
         ]
 
 
-def _put(layer: LinearAttentionLayer, kind: str, which: int, tensor: Tensor) -> None:
+def _put(layer: Any, kind: str, which: int, tensor: Tensor) -> None:
     getattr(layer, f"{kind}_states")[which] = tensor
     getattr(layer, f"is_{kind}_states_initialized")[which] = True
     layer.has_previous_state[which] = True

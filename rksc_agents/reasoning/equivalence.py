@@ -10,18 +10,19 @@ from typing import Any
 
 from rksc_agents.reasoning.spelling import numeral, plain
 
-_MAX_CHARS = 120
+_MAX_DRESSED = 2000  # characters of an answer with its dress; beyond, it is prose
+_MAX_CHARS = 120  # of mathematics
 _MAX_POWER = 1000  # of a numeral or a letter
 _MAX_GROUP_POWER = 16  # of a bracket, which may be multiplied out; powers of powers multiply
 _MAX_FUNCTIONS = 4
 
-_COMMANDS = frozenset(
-    "frac sqrt pi alpha beta gamma delta epsilon theta lambda mu nu rho sigma tau phi varphi psi omega cdot times div pm "
-    "mp infty le leq ge geq lt gt ne neq in cup cap emptyset varnothing sin cos tan cot sec csc arcsin arccos arctan "
-    "ln log exp begin end mathbb i e".split()
+_FUNCTIONS = frozenset(
+    ["sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "ln", "log", "exp"]
 )
-_FUNCTIONS = frozenset("sqrt sin cos tan cot sec csc arcsin arccos arctan ln log exp".split())
-_WORDS = frozenset("and sin cos tan sqrt log exp infinity matrix pmatrix bmatrix vmatrix".split())
+_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|nu|rho|sigma|tau|phi|varphi|psi|omega|pi"
+_SIGNS = "frac|cdot|times|div|pm|mp|infty|le|leq|ge|geq|lt|gt|ne|neq|in|cup|cap|emptyset|varnothing|mathbb|begin|end"
+_COMMANDS = _FUNCTIONS.union(_GREEK.split("|"), _SIGNS.split("|"))
+_WORDS = frozenset(["and", "sin", "cos", "tan", "sqrt", "log", "exp", "infinity", "matrix", "pmatrix", "bmatrix"])
 _SAFE_EXPONENT = re.compile(
     r"[-+]?\d{0,4}(?:\.\d+)?\s*(?:\\?[A-Za-z]+)?(?:\s*/\s*\d{1,3})?|[-+]?\\frac\{\w{1,3}\}\{\w{1,3}\}"
 )
@@ -39,6 +40,8 @@ def equivalent(a: str, b: str) -> bool:
     such as a tower of powers, is compared as text. The relation is symmetric and reflexive, and never raises; it
     is not quite transitive (50% equals both 50 and 0.5).
     """
+    if a == b or max(len(a), len(b)) > _MAX_DRESSED:
+        return " ".join(a.split()).casefold() == " ".join(b.split()).casefold()
     a, b = plain(a), plain(b)
     if _key(a) == _key(b):
         return True
@@ -52,8 +55,8 @@ def equivalent(a: str, b: str) -> bool:
 
 
 def parsable(text: str) -> bool:
-    """Tell whether `text`, in the spelling of :func:`plain`, is mathematics that is surely quick to parse and compare."""
-    if not text or len(text) > _MAX_CHARS or len(re.findall(r"[\d]{30,}", text)) > 0:
+    """Tell whether `text`, in the spelling of :func:`plain`, is mathematics that is quick to parse and compare."""
+    if not text or len(text) > _MAX_CHARS or re.search(r"\d{30}|\d(?:st|nd|rd|th)\b", text):
         return False
     commands = re.findall(r"\\([A-Za-z]+)", text)
     letters = re.sub(r"\\[A-Za-z]+", " ", text)
@@ -74,9 +77,8 @@ def _powers_are_small(text: str) -> bool:
     if len(matches) != text.count("^"):  # a power within a power, or one that cannot be read
         return False
     grouped = 1.0
-    for base, exponent in matches:
-        exponent = exponent.strip("{} ") if exponent.startswith("{") and "frac" not in exponent else exponent
-        exponent = exponent[1:-1].strip() if exponent.startswith("{") else exponent
+    for base, braced in matches:
+        exponent = braced[1:-1].strip() if braced.startswith("{") else braced
         if not _SAFE_EXPONENT.fullmatch(exponent):
             return False
         size = max([abs(float(number)) for number in re.findall(r"\d+(?:\.\d+)?", exponent)], default=1.0)
@@ -89,7 +91,7 @@ def _powers_are_small(text: str) -> bool:
 
 
 def _key(text: str) -> str:
-    return text.replace(" ", "").casefold() if len(text) > _MAX_CHARS or " " not in text else text.casefold()
+    return re.sub(r"\s*([^\w\s])\s*", r"\1", text).casefold()
 
 
 def _verified(a: str, b: str) -> bool:

@@ -26,31 +26,59 @@ _NUMERAL = re.compile(
     (?:\s*/\s*(?P<under>\d+)(?![\d.])
       |\s*(?:\*|\\times|\\cdot)\s*10\s*\^\s*\{{?\s*(?P<power>[-+]?\d{{1,3}})(?!\d)\s*\}}?
       |[eE](?P<exponent>[-+]?\d{{1,3}})(?![\w.]))?
-    \s*[{_CURRENCY}]?
+    (?:\s*[{_CURRENCY}])?
     (?P<rest>.*)""",
     re.VERBOSE | re.DOTALL,
 )
 _PROSE = re.compile(r"[^\W\d_][^\d=+*^\\{}<>|()\[\],;:]*\Z")
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # words that make the number before them something else than a count of things
-_OPERATORS = frozenset(
-    "or and to plus minus times over divided mod modulo choose squared cubed factorial below above negative half halves "
-    "third thirds fourth fourths quarter fifth fifths sixth sixths eighth eighths tenth tenths if where when "
-    "pi sqrt log ln exp sin cos tan theta alpha beta gamma delta lambda mu sigma phi omega oo infinity st nd rd th".split()
+_OPERATORS = _words(
+    "or and to plus minus times over divided mod modulo choose squared cubed factorial below above negative half "
+    "halves third thirds fourth fourths quarter fifth fifths sixth sixths eighth eighths tenth tenths if where when "
+    "st nd rd th pi sqrt log ln exp sin cos tan theta alpha beta gamma delta lambda mu sigma phi omega oo infinity"
 )
-_MONEY = frozenset("dollar dollars usd euro euros eur yen rupees bucks".split())
+_MONEY = _words("dollar dollars usd euro euros eur yen rupees bucks")
 _MEASURES = {
-    spelling: spellings.split()[0]
-    for spellings in (
-        "mm millimeter millimeters millimetres|cm centimeter centimeters centimetres|m meter meters metre metres|"
-        "km kilometer kilometers kilometres|in inch inches|ft foot feet|yd yard yards|mi mile miles|mph|"
-        "mg milligram milligrams|g gram grams|kg kilogram kilograms|lb lbs pound pounds|oz ounce ounces|"
-        "ml milliliter milliliters|L l liter liters litre litres|cup cups|gal gallon gallons|cent cents|"
-        "s sec second seconds|min mins minute minutes|h hr hrs hour hours|day days|week weeks|month months|"
-        "year years|am a.m|pm p.m"
-    ).split("|")
-    for spelling in spellings.split()
+    spelling: group.split()[0]
+    for group in (
+        "mm millimeter millimeters millimetres",
+        "cm centimeter centimeters centimetres",
+        "m meter meters metre metres",
+        "km kilometer kilometers kilometres",
+        "in inch inches",
+        "ft foot feet",
+        "yd yard yards",
+        "mi mile miles",
+        "mg milligram milligrams",
+        "g gram grams",
+        "kg kilogram kilograms",
+        "lb lbs pound pounds",
+        "oz ounce ounces",
+        "ml milliliter milliliters",
+        "l liter liters litre litres",
+        "cup cups",
+        "gal gallon gallons",
+        "cent cents",
+        "s sec second seconds",
+        "min mins minute minutes",
+        "h hr hrs hour hours",
+        "day days",
+        "week weeks",
+        "month months",
+        "year years",
+        "am",
+        "pm",
+    )
+    for spelling in group.split()
 }
+_MAX_NUMERAL = 200  # characters
 
 
 def plain(text: str) -> str:
@@ -121,7 +149,7 @@ def numeral(text: str) -> Numeral | None:
 
     Currency, a percent sign and the counted thing may stand beside it: "$1,234.50", "18 eggs per day", "3 1/2 cups".
     """
-    match = _NUMERAL.fullmatch(text)
+    match = _NUMERAL.fullmatch(text) if len(text) <= _MAX_NUMERAL else None
     if match is None or (match["sign"] and match["sign2"]):
         return None
     under, whole = match["under"], match["whole"]
@@ -151,7 +179,7 @@ def _with_rest(value: Fraction, spelling: str, rest: str) -> Numeral | None:
         if tail and not _counts(tail):
             return None
         return Numeral(value * _SCALES[word], f"{spelling} {word}")
-    if not _counts(rest) or (glued and (len(word) < 2 or word not in _MEASURES and word not in _MONEY)):
+    if not _counts(rest) or (glued and (len(word) < 2 or word not in _MEASURES.keys() | _MONEY)):
         return None
     unit = _MEASURES.get(word, "")
     return Numeral(value, f"{spelling} {unit}" if unit else spelling, unit=unit)

@@ -1,0 +1,110 @@
+"""Prompts on their way into the tree, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from rksc_agents.engine.cursor import Cursor
+from rksc_agents.engine.jobs import PrefillJob
+from rksc_agents.engine.space import Space, Verdict
+from rksc_agents.model.plan import Run
+
+
+class Prefills:
+    """The prefill jobs that run.
+
+    Parameters
+    ----------
+    space : Space
+        Where the KV goes.
+    chunk : int
+        Tokens per step, over all jobs.
+    """
+
+    def __init__(self, space: Space, chunk: int) -> None:
+        self.space = space
+        self.chunk = chunk
+        self.jobs: list[PrefillJob] = []
+
+    def most_bytes(self, job: PrefillJob) -> int:
+        """Bytes the job holds at its peak."""
+        return self.space.runner.most_bytes([0], len(job.tokens))
+
+    def admit(self, job: PrefillJob) -> Verdict:
+        """Let the job run, unless another computes tokens now that it can reuse, or there is no room."""
+        space, total = self.space, len(job.tokens)
+        # At least one token is computed: its logits are what decoding starts from.
+        match = space.tree.match(job.tokens, total - 1)
+        base, known = match.node, match.node.end + match.beyond
+        if any(_common_length(job.tokens, other.tokens) > known for other in self.jobs):
+            return "later"
+        cuts = {total} if space.runner.splittable else {known, total - 1, total}
+        job.cuts = sorted(cut for cut in cuts if cut > base.end)
+        starts = [base.end, *job.cuts[:-1]]
+        shares = [space.runner.most_bytes([at], cut - at) for at, cut in zip(starts, job.cuts, strict=True)]
+        if not space.reserve([base], sum(shares)):
+            return "full"
+        job.base, job.shares = base, shares
+        if job.why == "evicted":
+            job.ledger.recomputed += total - base.end
+        elif job.why == "prompt":
+            job.ledger.prompt_tokens += total
+            job.ledger.prompt_tokens_reused += base.end
+        self.jobs.append(job)
+        self._open_piece(job)
+        return "running"
+
+    def _open_piece(self, job: PrefillJob) -> None:
+        assert job.base is not None
+        share = job.shares.pop(0)
+        job.tail = self.space.tail([job.base], job.cuts[0] - job.base.end, share)
+
+    def run(self, job: PrefillJob, taken: int) -> Run | None:
+        """What the job computes in this step, in which other prompts have taken `taken` tokens; None if nothing."""
+        assert job.tail is not None and job.base is not None
+        start = job.computed
+        width = job.cuts[0] - start
+        if self.space.runner.chunked:
+            width = min(width, self.chunk - taken)
+        if width <= 0:
+            return None
+        self.space.grow(job.tail, width)
+        last = start + width == len(job.tokens)
+        return Run(job.tail, [list(job.tokens[start : start + width])], [job.base], wants_logits=last)
+
+    def advance(self, job: PrefillJob, logits: Tensor) -> None:
+        """Seal a piece that is complete, and hand over the cursor after the last one."""
+        assert job.base is not None and job.tail is not None
+        if job.computed < job.cuts[0]:
+            return
+        tree = self.space.tree
+        (payload,) = job.tail.part([0], [])
+        job.tail.close()
+        node = tree.insert(job.base, job.tokens[job.base.end : job.cuts[0]], payload, job.depth)
+        tree.pin(node)
+        tree.unpin(job.base)
+        job.base, job.tail = node, None
+        job.cuts.pop(0)
+        if job.cuts:
+            self._open_piece(job)
+            return
+        if not job.done.done():
+            tree.ref(node)
+            job.done.set_result(Cursor(job.tokens, node, logits[0].clone(), job.depth))
+        self.end(job)
+
+    def end(self, job: PrefillJob) -> None:
+        """Take a job out and free what it holds beside the tree."""
+        self.jobs.remove(job)
+        if job.tail is not None:
+            job.tail.close()
+        if job.base is not None:
+            self.space.tree.unpin(job.base)
+        self.space.budget.settle(sum(job.shares))
+        job.base, job.tail, job.shares = None, None, []
+
+
+def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
