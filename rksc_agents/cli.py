@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rksc_agents.reasoner import RKSCReasoner
     from rksc_agents.reasoning import Strategy
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_MODEL = "smollm2-135m-instruct"  # as in model/source.py, which cannot be imported without transformers
 REFRESH_S = 0.1  # a faster redraw costs the model time and the eye sees no more
 
 
@@ -191,15 +191,19 @@ def _strategy(name: str, branches: int | None) -> Strategy:
 
 
 def _load_reasoner(model: str, gguf_file: str | None, engine: EngineConfig) -> RKSCReasoner:
-    from transformers.utils import logging
-
     from rksc_agents.reasoner import RKSCReasoner
 
-    watched = sys.stderr.isatty()
-    if not watched:
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    progress = _print_progress if watched else None
+    _quiet_unless_watched()
+    progress = _print_progress if sys.stderr.isatty() else None
     return RKSCReasoner.from_pretrained(model, gguf_file=gguf_file, engine=engine, progress=progress)
+
+
+def _quiet_unless_watched() -> None:
+    """Turn transformers' progress bars off where nobody watches them."""
+    from transformers.utils import logging
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
 
 
 def _print_progress(line: str) -> None:
@@ -299,6 +303,34 @@ def clear(as_json: AsJson = False) -> None:
 
     freed = _copies().clear()
     typer.echo(json.dumps({"bytes_freed": freed}) if as_json else f"freed: {size(freed)}")
+
+
+@bench.command("steps")
+def bench_steps(
+    *,
+    model: Annotated[str, typer.Option(help="As for rksc ask.")] = DEFAULT_MODEL,
+    branches: Annotated[list[int] | None, typer.Option(help="Rows per step; may be repeated. 1, 8, 32.")] = None,
+    prefix: Annotated[list[int] | None, typer.Option(help="Tokens they share; may be repeated. 1024.")] = None,
+    steps: Annotated[int, typer.Option(help="Timed steps of each.")] = 24,
+    as_json: AsJson = False,
+) -> None:
+    """Time a decode step on a shared prefix against transformers, alternating in one run.
+
+    The keys of --json: model, dtype, threads, packed_layers; rows, each with branches, prefix, ratio
+    (transformers' median over ours), ratio_low and ratio_high (quartiles), ours_median_s, transformers_median_s.
+    """
+    from rksc_agents.bench.steps import bench_steps as measure
+    from rksc_agents.bench.steps import lines
+
+    _quiet_unless_watched()
+    found = measure(
+        model,
+        branches=branches or (1, 8, 32),
+        prefix=prefix or (1024,),
+        steps=steps,
+        progress=_print_progress if sys.stderr.isatty() else None,
+    )
+    _print_lines([json.dumps(found)] if as_json else lines(found))
 
 
 def main() -> None:

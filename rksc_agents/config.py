@@ -96,8 +96,9 @@ class EngineConfig(Config):
         Prompt tokens computed per step at most, so that a long prompt does not stall running rows.
     max_rows : int, default 256
         Branches that decode at once over all requests; more wait their turn.
-    pack_linears : {"auto", True, False}, default "auto"
-        Prepack linear weights for the CPU: "auto" where a quick measurement says it is faster.
+    fast_linears : {"auto", True, False}, default "auto"
+        Pack float32 linear weights for the CPU: "auto" the shapes for which a measurement of about a second
+        says it is quicker, True all, False none.
     compile : bool, default False
         Compile the feed-forward blocks with `torch.compile`.
     """
@@ -105,7 +106,7 @@ class EngineConfig(Config):
     kv_budget: int | float | None = None
     prefill_chunk: int = Field(default=512, ge=1)
     max_rows: int = Field(default=256, ge=1)
-    pack_linears: Literal["auto"] | bool = "auto"
+    fast_linears: Literal["auto"] | bool = "auto"
     compile: bool = False
 
     def __init__(self, **fields: Any) -> None:

@@ -75,7 +75,7 @@ def tiny_engine(
     model: PreTrainedModel, *, eos: Sequence[int] = (), kv_limit: int = 10**9, context: int = 256, **config: Any
 ) -> Iterator[TinyEngine]:
     """An engine on `model`; after the block all its KV is gone."""
-    settings = EngineConfig(pack_linears=False, **config)
+    settings = EngineConfig(fast_linears=False, **config)
     engine = TinyEngine(
         lambda budget: make_runner(model, budget, settings),
         NumberCodec(eos),  # type: ignore[arg-type]

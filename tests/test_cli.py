@@ -19,9 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from transformers.utils import logging
 from typer.testing import CliRunner, Result
 
 from rksc_agents import cli
+from rksc_agents.config import EngineConfig
 from rksc_agents.errors import (
     ConfigError,
     ConversionError,
@@ -31,6 +33,8 @@ from rksc_agents.errors import (
     PromptTooLongError,
     RKSCError,
 )
+from rksc_agents.model.source import DEFAULT_MODEL
+from rksc_agents.reasoner import RKSCReasoner
 from rksc_agents.reasoning import STRATEGIES
 from rksc_agents.report.terminal import BranchView, clean, facts, one_line, plain, size, summary
 from rksc_agents.types import (
@@ -374,6 +378,30 @@ def test_a_warning_is_one_line_on_stderr(fake: Install, monkeypatch: pytest.Monk
     result = run("ask", "q", "-q")
     assert (result.stdout, result.stderr) == ("72\n", "warning: no chat template\n")
     assert warnings.showwarning is before
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_progress_of_loading_is_shown_on_stderr_in_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    stderr, hidden = Terminal() if watched else io.StringIO(), []
+
+    def load(model: str, *, gguf_file: str | None, engine: EngineConfig, progress: Any) -> tuple[object, ...]:
+        if progress is not None:
+            progress(f"loading\n{model} \x1b[2J")
+        return model, gguf_file, engine
+
+    monkeypatch.setattr(RKSCReasoner, "from_pretrained", load)
+    monkeypatch.setattr(logging, "disable_progress_bar", lambda: hidden.append(True))
+    monkeypatch.setattr(sys, "stderr", stderr)
+    engine = EngineConfig()
+    assert cli._load_reasoner("m", "f", engine) == ("m", "f", engine)
+    assert stderr.getvalue() == ("loading m [2J\n" if watched else "")
+    assert hidden == ([] if watched else [True])
+
+
+def test_the_default_model_is_the_loaders() -> None:
+    assert cli.DEFAULT_MODEL == DEFAULT_MODEL
 
 
 class Terminal(io.StringIO):

@@ -57,8 +57,7 @@ def bench_steps(
     branches: Sequence[int] = (1, 8, 32),
     prefix: Sequence[int] = (1024,),
     steps: int = 24,
-    pack_linears: bool = True,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] | None = None,
     **hf_kwargs: Any,
 ) -> dict[str, Any]:
     """Measure decode steps.
@@ -86,7 +85,7 @@ def bench_steps(
     runner = make_runner(
         load_model(model, **hf_kwargs).model,
         Budget(2**62),
-        EngineConfig(pack_linears="auto" if pack_linears else False),
+        EngineConfig(),
     )
     if not isinstance(runner, TreeRunner):
         raise ConfigError(f"{model} does not run on the tree, so there is no step to compare")
@@ -94,7 +93,8 @@ def bench_steps(
     try:
         for tokens in prefix:
             for count in branches:
-                progress(f"{count} branches on {tokens} tokens")
+                if progress is not None:
+                    progress(f"{count} branches on {tokens} tokens")
                 rows.append(_compare(plain, runner, count, tokens, steps))
     finally:
         runner.close()
@@ -107,6 +107,17 @@ def bench_steps(
     }
 
 
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """What :func:`bench_steps` found, as text."""
+    yield f"{found['model']}, {found['dtype']}, {found['threads']} threads, {found['packed_layers']} linears packed"
+    for row in found["rows"]:
+        yield (
+            f"{row['branches']} branches on {row['prefix']} tokens: {row['ratio']:.2f}x as fast as transformers "
+            f"(quartiles {row['ratio_low']:.2f} to {row['ratio_high']:.2f}; {row['ours_median_s'] * 1e3:.1f} ms and "
+            f"{row['transformers_median_s'] * 1e3:.1f} ms a step)"
+        )
+
+
 def _compare(plain: PreTrainedModel, runner: TreeRunner, branches: int, prefix: int, steps: int) -> StepRow:
     generator = torch.Generator().manual_seed(0)
     vocabulary = vocabulary_size(plain)
@@ -114,7 +125,7 @@ def _compare(plain: PreTrainedModel, runner: TreeRunner, branches: int, prefix: 
     told = torch.randint(vocabulary, (steps + 4, branches), generator=generator).tolist()
     ours: list[float] = []
     theirs: list[float] = []
-    with _our_steps(runner, shared, told) as our_step, torch.inference_mode():
+    with _our_steps(runner, shared, told) as our_step, torch.no_grad():  # as `generate` does
         their_step = _their_steps(plain, shared, told)
         for i in range(steps + 4):
             for step, taken in ((our_step, ours), (their_step, theirs)):

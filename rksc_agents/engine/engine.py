@@ -57,13 +57,15 @@ class Engine:
         self.runner: Runner
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._cut: set[asyncio.Task[Any]] = set()
         self._closing = False
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, args=(make_runner, started), name="rksc-engine", daemon=True)
         self._thread.start()
         try:
             started.result()
-        except BaseException:
+        except BaseException:  # an interrupt too: the thread ends as soon as what it loads is there
+            self._closing = True
             self._thread.join()
             raise
         _open_engines.add(self)
@@ -92,12 +94,13 @@ class Engine:
         try:
             return await solve(session)
         except asyncio.CancelledError:
-            if self._closing:
+            if task in self._cut:
                 raise EngineClosedError("the engine was closed while this request ran") from None
             raise
         finally:
             session.close()
             self._tasks.discard(task)
+            self._cut.discard(task)
 
     def inspect(self, look: Callable[[Scheduler], T]) -> T:
         """Run `look` between two steps in the engine's thread and return what it returns."""
@@ -129,6 +132,8 @@ class Engine:
             self._loop.close()
             return
         self._stopped = asyncio.Event()
+        if self._closing:
+            self._stopped.set()
         started.set_result(None)
         try:
             self._loop.run_until_complete(self._run())
@@ -157,7 +162,9 @@ class Engine:
 
     async def _stop(self) -> None:
         for task in list(self._tasks):
-            task.cancel()
+            if not task.cancelling():  # one that its caller has cancelled has nobody to tell
+                self._cut.add(task)
+                task.cancel()
         while self._tasks:
             await asyncio.sleep(0)
         self.scheduler.tree.clear()

@@ -14,91 +14,11 @@ import torch
 from torch import Tensor
 
 from rksc_agents.cache.store import Tail
-from rksc_agents.model.plan import MASKED, Plan
+from rksc_agents.model.partial import partial_attention
+from rksc_agents.model.plan import OwnRead, Plan
 
-
-def partial_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    causal: bool = False,
-    mask: Tensor | None = None,
-    softcap: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Attention of `q` to `k` and `v` with the log-sum-exp of its scores.
-
-    Parameters
-    ----------
-    q : Tensor [batch, heads, queries, width]
-    k, v : Tensor [batch, kv_heads, keys, width] and [..., value_width]
-        `heads` is a multiple of `kv_heads`.
-    scale : float
-        Multiplies the scores.
-    causal : bool
-        Query i sees keys 0 to i.
-    mask : Tensor [queries, keys] or None
-        Added to the scores; not together with `causal`.
-    softcap : float or None
-        Scores become ``softcap * tanh(scores / softcap)`` (Gemma 2).
-
-    Returns
-    -------
-    out : Tensor [batch, heads, queries, value_width]
-    lse : Tensor [batch, heads, queries], float32 at least
-    """
-    if _flash_for_cpu_fits(q, k, v, softcap):
-        extra = None if mask is None else mask.to(q.dtype)[None, None]
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, causal, attn_mask=extra, scale=scale
-        )
-        return out, lse
-    return plain_attention(q, k, v, scale=scale, causal=causal, mask=mask, softcap=softcap)
-
-
-def _flash_for_cpu_fits(q: Tensor, k: Tensor, v: Tensor, softcap: float | None) -> bool:
-    return (
-        flash_for_cpu_available()
-        and softcap is None
-        and q.device.type == "cpu"
-        and q.shape[-1] == v.shape[-1]
-        and q.dtype == k.dtype
-        and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
-    )
-
-
-def flash_for_cpu_available() -> bool:
-    """Whether this torch has the fused CPU kernel that also returns the log-sum-exp."""
-    return hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
-
-
-def plain_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    causal: bool = False,
-    mask: Tensor | None = None,
-    softcap: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The same as :func:`partial_attention` by matrix products, on any device and for any widths."""
-    batch, heads, queries, width = q.shape
-    kv_heads, keys = k.shape[1], k.shape[2]
-    # Fold the query heads that share a key head into one block of queries.
-    folded = q.reshape(batch, kv_heads, heads // kv_heads, queries, width)
-    scores = torch.einsum("bhgqd,bhkd->bhgqk", folded.float(), k.float()) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if causal:
-        hidden = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(hidden, MASKED)
-    if mask is not None:
-        scores = scores + mask
-    lse = scores.logsumexp(-1)
-    out = torch.einsum("bhgqk,bhkd->bhgqd", (scores - lse[..., None]).exp(), v.float())
-    return out.to(q.dtype).reshape(batch, heads, queries, v.shape[-1]), lse.reshape(batch, heads, queries)
+Part = tuple[Tensor, Tensor]
+"""Output [tokens, heads, width] and log-sum-exp [tokens, heads]."""
 
 
 def tree_attention(
@@ -131,54 +51,41 @@ def tree_attention(
     Tensor [tokens, heads, value_width]
     """
     attend = partial(partial_attention, scale=scale, softcap=softcap)
-    out, lse = _own_tails(plan, layer, q, window, attend)
+    parts = [_own_tail(own, layer, q, attend) for own in plan.own(window)]
+    out, lse = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
     for read in plan.reads(window):
         k, v = read.segment.kv[layer]
-        queries = q[read.rows].transpose(0, 1)[None]
-        part, part_lse = _flat(attend(queries, k[None, :, read.skip :], v[None, :, read.skip :], mask=read.mask))
+        more, more_lse = attend(q[read.rows][None], k[None, :, read.skip :], v[None, :, read.skip :], mask=read.mask)
         if isinstance(read.rows, slice):
-            _merge_(out[read.rows], lse[read.rows], part, part_lse)
+            _merge_(out[read.rows], lse[read.rows], more[0], more_lse[0])
         else:
             some, some_lse = out[read.rows], lse[read.rows]
-            _merge_(some, some_lse, part, part_lse)
+            _merge_(some, some_lse, more[0], more_lse[0])
             out[read.rows], lse[read.rows] = some, some_lse
     if sinks is not None:
         out *= torch.sigmoid(lse - sinks.to(lse.dtype))[..., None]
     return out.to(q.dtype)
 
 
-def _own_tails(
-    plan: Plan, layer: int, q: Tensor, window: int | None, attend: Callable[..., tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
-    outs, lses = [], []
-    for own in plan.own(window):
-        tail, width = own.run.tail, own.run.width
-        assert isinstance(tail, Tail)
-        k, v = tail.kv[layer]
-        n, rows = tail.length, len(own.run.tokens)
-        queries = q[own.rows].view(rows, width, *q.shape[1:]).transpose(1, 2)
-        if width == 1:  # one new token sees its whole tail and itself
-            stop = n + 1
-            out, lse = _flat(attend(queries, k[:, :, own.skip : stop], v[:, :, own.skip : stop]))
-        else:
-            new_k, new_v = k[:, :, n : n + width], v[:, :, n : n + width]
-            out, lse = _flat(attend(queries, new_k, new_v, causal=own.new_mask is None, mask=own.new_mask))
-            if own.skip < n:
-                past_k, past_v = k[:, :, own.skip : n], v[:, :, own.skip : n]
-                _merge_(out, lse, *_flat(attend(queries, past_k, past_v, mask=own.past_mask)))
-        outs.append(out)
-        lses.append(lse)
-    return (outs[0], lses[0]) if len(outs) == 1 else (torch.cat(outs), torch.cat(lses))
+def _own_tail(own: OwnRead, layer: int, q: Tensor, attend: Callable[..., Part]) -> Part:
+    """Attention of a run's rows to their own tails and to each other's new tokens of the same row."""
+    tail, width = own.run.tail, own.run.width
+    assert isinstance(tail, Tail)
+    k, v = tail.kv[layer]
+    n = tail.length
+    queries = q[own.rows].unflatten(0, (-1, width))
+    if width == 1:  # one new token sees its whole tail and itself
+        out, lse = attend(queries, k[:, :, own.skip : n + 1], v[:, :, own.skip : n + 1])
+    else:
+        new_k, new_v = k[:, :, n : n + width], v[:, :, n : n + width]
+        out, lse = attend(queries, new_k, new_v, causal=own.new_mask is None, mask=own.new_mask)
+        if own.skip < n:
+            past_k, past_v = k[:, :, own.skip : n], v[:, :, own.skip : n]
+            _merge_(out, lse, *attend(queries, past_k, past_v, mask=own.past_mask))
+    return out.flatten(0, 1), lse.flatten(0, 1)
 
 
-def _flat(part: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """[batch, heads, queries, ...] to [batch * queries, heads, ...] in the precision that merging needs."""
-    out, lse = part
-    return out.transpose(1, 2).flatten(0, 1).to(lse.dtype), lse.transpose(1, 2).flatten(0, 1)
-
-
-def _merge_(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+def _merge_(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
     """Merge another partial attention into `out` and `lse`, in place."""
-    weight = torch.sigmoid(other_lse - lse)
-    out.lerp_(other, weight[..., None])
-    torch.logaddexp(lse, other_lse, out=lse)
+    out.lerp_(more, torch.sigmoid(more_lse - lse)[..., None])
+    torch.logaddexp(lse, more_lse, out=lse)

@@ -1,8 +1,8 @@
-"""Faster linear layers on the CPU: weights prepacked for oneDNN, where a quick measurement says it pays.
+"""Faster linear layers on the CPU: weights packed for oneDNN, where a quick measurement says it pays.
 
-A few rows per step leave a matrix product bound by memory, and the layout of the weights decides how
-near it gets to the memory's speed. The packing ops are private to torch, so they are used behind a
-feature check and an equality test, with the plain layer as the fallback.
+With a few rows the plain product lays the weight out anew in every call before it multiplies; a weight that
+is packed once spares that. The packing ops are private to torch, so they are used behind a feature check
+and an equality test, with the plain layer as the fallback.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-ROWS = (1, 8, 32)
-"""Batch sizes at which packed and plain are compared: one branch, the default, several requests."""
+ROWS = (1, 8, 32, 256)
+"""Rows at which packed and plain are compared: one branch, the default, several requests, a piece of a prompt."""
 
-GAIN = 0.85
-"""Pack a shape if its time, relative to plain and averaged over `ROWS`, is at most this."""
+GAIN = 0.9
+"""Pack a shape if that takes at most this, relative to plain, on average over the middle of `ROWS`."""
+
+LOSS = 1.15
+"""Pack no shape that takes longer than this, relative to plain, for a single row or for a prompt."""
 
 
 def packing_available() -> bool:
@@ -43,66 +46,68 @@ def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @contextmanager
-def packed_linears(model: nn.Module, mode: Literal["auto"] | bool) -> Iterator[tuple[str, ...]]:
+def fast_linears(model: nn.Module, mode: Literal["auto"] | bool) -> Iterator[frozenset[str]]:
     """Pack the model's float32 CPU linear layers for the length of the block.
 
-    The plain weight is dropped as soon as it is packed, one layer at a time, and unpacked at the end; a weight
-    that something else uses too (tied embeddings) is kept beside the packed one.
+    A packed layer's plain weight is dropped as soon as the packed one is there, one layer at a time, and is
+    unpacked at the end. A weight that something else uses too (tied embeddings) is kept beside the packed one.
 
     Parameters
     ----------
     model : nn.Module
         Its plain `nn.Linear` layers are considered; others are left alone.
     mode : "auto", True or False
-        Pack the shapes that are measured to be faster, all, or none.
+        Pack the shapes that are measured to be quicker, all, or none.
 
     Yields
     ------
-    tuple of str
+    frozenset of str
         Names of the packed layers.
     """
     layers = {} if mode is False or not packing_available() else _candidates(model)
-    chosen: dict[tuple[int, ...], bool] = {}
-    packed: dict[str, tuple[nn.Linear, Tensor | None]] = {}
     owners = _owners(model)
+    packs: dict[tuple[torch.Size, bool], bool] = {}
+    packed: dict[str, Callable[[], None]] = {}
     try:
         for name, layer in layers.items():
-            shape = tuple(layer.weight.shape)
-            if shape not in chosen:
-                alike = [other for other in layers.values() if tuple(other.weight.shape) == shape]
-                chosen[shape] = _packs_equally(layer) and (mode is True or _gain(alike) <= GAIN)
-            if chosen[shape]:
-                tied = owners[id(layer.weight)] > 1
-                packed[name] = (layer, _install(layer, tied))
-        yield tuple(packed)
+            tied = owners[id(layer.weight)] > 1
+            kind = (layer.weight.shape, tied)
+            if kind not in packs:
+                alike = [other for other in layers.values() if other.weight.shape == layer.weight.shape]
+                packs[kind] = _packs_equally(layer) and (mode is True or _gains(alike, tied))
+            if packs[kind]:
+                packed[name] = _pack(layer, tied)
+        yield frozenset(packed)
     finally:
-        for layer, weight in packed.values():
-            del vars(layer)["forward"]
-            if weight is not None:
-                layer.weight.data = weight.to_dense()
+        for undo in packed.values():
+            undo()
+
+
+def _override(layer: nn.Linear, product: Callable[[Tensor], Tensor]) -> Callable[[], None]:
+    # An attribute of the instance comes before the class's method.
+    vars(layer)["forward"] = product
+    return lambda: vars(layer).pop("forward")
 
 
 @torch.no_grad()
-def _install(layer: nn.Linear, tied: bool) -> Tensor | None:
-    """Give `layer` a packed forward; return the packed weight if the plain one was dropped."""
-    weight = pack(layer.weight.detach())
-    bias = layer.bias
-    if tied:  # both are there, so each batch takes the quicker: a single row gains nothing from packing
-        plain = layer.weight
+def _pack(layer: nn.Linear, tied: bool) -> Callable[[], None]:
+    """Give `layer` a packed forward; return how to undo it."""
+    weight, plain, bias = pack(layer.weight.detach()), layer.weight, layer.bias
+    if tied:
 
-        def forward(x: Tensor) -> Tensor:
-            if x.numel() == x.shape[-1]:
-                return nn.functional.linear(x, plain, bias)
-            return packed_linear(x, weight, bias)
+        def quicker(x: Tensor) -> Tensor:  # both are there, and a single row gains nothing from packing
+            single = x.numel() == x.shape[-1]
+            return nn.functional.linear(x, plain, bias) if single else packed_linear(x, weight, bias)
 
-    else:
+        return _override(layer, quicker)
+    restore = _override(layer, lambda x: packed_linear(x, weight, bias))
+    layer.weight.data = layer.weight.new_empty(0, 0)
 
-        def forward(x: Tensor) -> Tensor:
-            return packed_linear(x, weight, bias)
+    def undo() -> None:
+        restore()
+        layer.weight.data = weight.to_dense()
 
-        layer.weight.data = layer.weight.new_empty(0, 0)
-    vars(layer)["forward"] = forward  # an attribute of the instance comes before the class's method
-    return None if tied else weight
+    return undo
 
 
 def _candidates(model: nn.Module) -> dict[str, nn.Linear]:
@@ -137,39 +142,32 @@ def _packs_equally(layer: nn.Linear) -> bool:
 
 
 @torch.no_grad()
-def _gain(layers: list[nn.Linear], most: int = 4) -> float:
-    """Packed time over plain time, as the geometric mean over `ROWS`.
+def _gains(layers: list[nn.Linear], tied: bool, most: int = 6) -> bool:
+    """Whether packing layers of one shape pays.
 
     Several layers are timed in turn, because in a step every weight comes from memory, not from a cache.
     """
-    some = layers[:most]
-    packed = [pack(layer.weight.detach()) for layer in some]
-    ratios: list[float] = []
+    weights = [layer.weight.detach() for layer in layers[:most]]
+    plain = _times(nn.functional.linear, weights)
+    packed = _times(lambda x, weight: packed_linear(x, weight, None), [pack(weight) for weight in weights])
+    single, few, many, prompt = (a / b for a, b in zip(packed, plain, strict=True))
+    return math.sqrt(few * many) <= GAIN and prompt <= LOSS and (tied or single <= LOSS)
+
+
+def _times(product: Callable[[Tensor, Tensor], Tensor], weights: list[Tensor], runs: int = 7) -> list[float]:
+    """Median seconds of one product with each of `weights`, for each of `ROWS`."""
+    medians = []
+    width = weights[0].shape[-1]
     for rows in ROWS:
-        x = torch.ones(rows, some[0].in_features)
-
-        def plain(x: Tensor = x) -> None:
-            for layer in some:
-                nn.functional.linear(x, layer.weight, layer.bias)
-
-        def fast(x: Tensor = x) -> None:
-            for layer, weight in zip(some, packed, strict=True):
-                packed_linear(x, weight, layer.bias)
-
-        ratios.append(_ratio_of_medians(fast, plain))
-    return math.prod(ratios) ** (1.0 / len(ratios))
-
-
-def _ratio_of_medians(a: Callable[[], None], b: Callable[[], None], runs: int = 5) -> float:
-    """Median time of `a` over that of `b`, run in turn."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(runs + 1):
-        for function, taken in zip((a, b), times, strict=True):
+        x = torch.ones(rows, width)
+        taken = []
+        for _ in range(runs + 1):
             began = time.perf_counter()
-            function()
+            for weight in weights:
+                product(x, weight)
             taken.append(time.perf_counter() - began)
-    first, second = (sorted(taken[1:])[runs // 2] for taken in times)
-    return first / second
+        medians.append(sorted(taken[1:])[runs // 2])
+    return medians
 
 
 @contextmanager

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from rksc_agents.cache.store import Segment
 from rksc_agents.cache.tree import Node
+from rksc_agents.model.partial import MASKED
 from rksc_agents.model.protocol import RunningTail
-
-MASKED = -1e30  # finite, so that a fully masked query merges with weight 0 instead of becoming NaN
 
 
 @dataclass(slots=True)

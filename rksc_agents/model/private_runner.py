@@ -21,7 +21,7 @@ from rksc_agents.cache.budget import Budget
 from rksc_agents.cache.store import Layout
 from rksc_agents.cache.tree import Node, Tree
 from rksc_agents.config import EngineConfig
-from rksc_agents.model.linear import compiled_blocks, packed_linears
+from rksc_agents.model.linear import compiled_blocks, fast_linears
 from rksc_agents.model.plan import Run
 from rksc_agents.model.protocol import input_device
 
@@ -117,7 +117,7 @@ class PrivateRunner:
         self.model = model
         self.budget = budget
         self.device = input_device(model)
-        self.packed: tuple[str, ...] = ()
+        self.packed: frozenset[str] = frozenset()
         self._undo = ExitStack()
         self.passes = 0
         self.tokens_computed = 0
@@ -145,9 +145,9 @@ class PrivateRunner:
         yield
 
     def speed_up(self, config: EngineConfig) -> None:
-        """Pack linear weights and compile blocks, as far as `config` asks for it."""
+        """Pack linear layers and compile blocks, as far as `config` asks for it."""
         self._undo.enter_context(compiled_blocks(self.model, enabled=config.compile))
-        self.packed = self._undo.enter_context(packed_linears(self.model, config.pack_linears))
+        self.packed = self._undo.enter_context(fast_linears(self.model, config.fast_linears))
 
     def close(self) -> None:
         """Leave the model as it was found."""

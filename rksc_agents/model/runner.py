@@ -24,7 +24,7 @@ from rksc_agents.cache.tree import Node, Tree
 from rksc_agents.config import EngineConfig
 from rksc_agents.errors import EngineError
 from rksc_agents.model.attention import tree_attention
-from rksc_agents.model.linear import compiled_blocks, packed_linears
+from rksc_agents.model.linear import compiled_blocks, fast_linears
 from rksc_agents.model.plan import Plan, Run
 from rksc_agents.model.protocol import input_device
 from rksc_agents.model.tree_cache import LayerKinds, StateSlot, TreeCache, cat_states, split_states
@@ -57,7 +57,7 @@ class TreeRunner:
         self.budget = budget
         self.kinds = LayerKinds(model.config)
         self.device = input_device(model)
-        self.packed: tuple[str, ...] = ()
+        self.packed: frozenset[str] = frozenset()
         self._undo = ExitStack()
         self.passes = 0
         self.tokens_computed = 0
@@ -118,9 +118,9 @@ class TreeRunner:
         return Tail(self.layout, self.budget, len(bases), most, state=state, promised=promised)
 
     def speed_up(self, config: EngineConfig) -> None:
-        """Pack linear weights and compile blocks, as far as `config` asks for it."""
+        """Pack linear layers and compile blocks, as far as `config` asks for it."""
         self._undo.enter_context(compiled_blocks(self.model, enabled=config.compile))
-        self.packed = self._undo.enter_context(packed_linears(self.model, config.pack_linears))
+        self.packed = self._undo.enter_context(fast_linears(self.model, config.fast_linears))
 
     def close(self) -> None:
         """Leave the model as it was found."""
@@ -239,12 +239,16 @@ class TreeRunner:
 
     def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
         assert self._plan is not None
-        keys, values = (t.transpose(1, 2).flatten(0, 1) for t in (key, value))
+        first = 0
         for start, run in zip(self._plan.starts, self._plan.runs, strict=True):
             rows, width = len(run.tokens), run.width
-            at = slice(start, start + rows * width)
-            shape = (rows, width, key.shape[1], -1)
-            _tail(run).write(layer, keys[at].view(shape).transpose(1, 2), values[at].view(shape).transpose(1, 2))
+            if self.splittable:  # flat: [1, heads, tokens, width]
+                at, shape = slice(start, start + rows * width), (rows, width)
+                keys, values = (t[0, :, at].unflatten(1, shape).transpose(0, 1) for t in (key, value))
+            else:
+                keys, values = key[first : first + rows], value[first : first + rows]
+            first += rows
+            _tail(run).write(layer, keys, values)
 
 
 def _tail(run: Run) -> Tail:

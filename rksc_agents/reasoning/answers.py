@@ -70,7 +70,10 @@ class AnswerIs:
     @staticmethod
     def _phrase(rest: str) -> str | None:
         rest = rest.lstrip(" \t\n*_:#")
-        line = re.split(r"\n(?!\s*\\?[\])])", rest, maxsplit=1)[0]
+        display = re.match(r"(?s)(?:\\\[|\$\$)\s*(.+?)\s*(?:\\\]|\$\$)", rest)
+        if display is not None:
+            return tidy(_result(display[1]))
+        line = rest.split("\n", 1)[0]
         line = _FILLER.sub("", line)
         if re.match(r"(?i)not\b", line):
             return None
@@ -122,8 +125,14 @@ class ChoiceLetter:
                 return next(group for group in found.groups() if group)
         if self.strict:
             return None
-        named = re.findall(rf"\(({letter})\)|(?i:\b(?:option|choice|answer)\s+)\(?({letter})\b|\*\*({letter})\b", text)
-        return next((group for group in named[-1] if group), None) if named else None
+        for pattern in (
+            rf"\(({letter})\)|(?i:\b(?:option|choice|answer|choose|pick|select|say|is)\s+)\(?({letter})\b|\*\*({letter})\b",
+            rf"(?<![\w'’])(?![AI])({letter})(?![\w'’])",  # a lone "A" or "I" is a word
+        ):
+            named = re.findall(pattern, text)
+            if named:
+                return "".join(named[-1])
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +164,12 @@ _FILLER = re.compile(
 )
 _LAST_NUMBER = re.compile(
     r"""(?x)
-    (?<![\w.^{])(?<!\d,)                                        # not inside a word or a number
+    (?<![\w.^{])                                          # not inside a word or a number
     (?:(?<![\d)\]}])-\s?)?[$€£]?\s?-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)|(?<![\d])(?=\.\d))(?:\.\d+)?
     (?<=\d)
     (?!(?:st|nd|rd|th)\b)(?![\d])
-    (?:\s?/\s?\d+(?![\d./])|\s*(?:×|\*|\\times|\\cdot)\s*10\s*\^\s*\{?\s*-?\d+\s*\}?|[eE][-+]?\d+\b)?
+    (?:\s?/\s?\d+(?![\d./])|\s*(?:×|\*|\\times|\\cdot)\s*10\s*\^\s*\{?\s*-?\d+\s*\}?|\s?\^\s?\{?-?\d+\}?
+      |[eE][-+]?\d+\b)?
     (?:\s?%|\s+percent\b|\s+(?:hundred|thousand|million|billion|trillion)\b)?
     """
 )

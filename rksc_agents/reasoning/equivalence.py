@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import threading
+from collections.abc import Callable
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 from rksc_agents.reasoning.spelling import numeral, plain
@@ -15,6 +18,7 @@ _MAX_CHARS = 120  # of mathematics
 _MAX_POWER = 1000  # of a numeral or a letter
 _MAX_GROUP_POWER = 16  # of a bracket, which may be multiplied out; powers of powers multiply
 _MAX_FUNCTIONS = 4
+_MAX_CALLS = 500_000  # of Python functions in one comparison, about a second; counted, so alike on every machine
 
 _FUNCTIONS = frozenset(
     ["sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "ln", "log", "exp"]
@@ -26,6 +30,8 @@ _WORDS = frozenset(["and", "sin", "cos", "tan", "sqrt", "log", "exp", "infinity"
 _SAFE_EXPONENT = re.compile(
     r"[-+]?\d{0,4}(?:\.\d+)?\s*(?:\\?[A-Za-z]+)?(?:\s*/\s*\d{1,3})?|[-+]?\\frac\{\w{1,3}\}\{\w{1,3}\}"
 )
+_ASSIGNMENT = re.compile(r"((?:\\?[A-Za-z]+|[A-Za-z]\([a-z]\)))\s*=\s*([^=<>]+)")
+_RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|lt|gt|neq?|in)\b")
 _POWER = re.compile(r"(\S?)\s*\^\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\?[A-Za-z]+|[-+]?\d+)")
 
 _lock = threading.Lock()  # the LaTeX parser's tables are shared by all threads
@@ -45,10 +51,16 @@ def equivalent(a: str, b: str) -> bool:
     a, b = plain(a), plain(b)
     if _key(a) == _key(b):
         return True
+    split = _ASSIGNMENT.fullmatch(a), _ASSIGNMENT.fullmatch(b)
+    if split[0] and split[1] and split[0][1] != split[1][1]:  # x = 3 is not y = 3
+        return False
+    a, b = (match[2] if match else text for match, text in zip(split, (a, b), strict=True))
+    if _key(a) == _key(b):
+        return True
     left, right = numeral(a), numeral(b)
     if left is not None and right is not None:
         return left.equals(right)
-    if not (parsable(a) and parsable(b)):
+    if ("=" in a) != ("=" in b) or not (parsable(a) and parsable(b)):
         return False
     # a counted thing would be read as a product of letters
     return _verified(a if left is None else left.spelling, b if right is None else right.spelling)
@@ -61,7 +73,7 @@ def parsable(text: str) -> bool:
     commands = re.findall(r"\\([A-Za-z]+)", text)
     letters = re.sub(r"\\[A-Za-z]+", " ", text)
     words = re.findall(r"[A-Za-z]{2,}", letters)
-    if any(command not in _COMMANDS for command in commands):
+    if any(command not in _COMMANDS for command in commands) or not _closed(text):
         return False
     if any(len(word) > 2 and word not in _WORDS for word in words):
         return False
@@ -69,12 +81,38 @@ def parsable(text: str) -> bool:
         return False
     if re.search(r"[^\x20-\x7e]|[?@#'\"`~;]|(?<!\d)!|\d{3,}!|!!", text):  # factorials of small numbers only
         return False
-    return _powers_are_small(text.replace("**", "^"))
+    text = text.replace("**", "^")
+    if _RELATION.search(text) and not _is_plain_relation(text, letters, [*commands, *words]):
+        return False
+    return _powers_are_small(text)
+
+
+def _closed(text: str) -> bool:
+    """Tell whether every bracket is closed, where "[0, 1)" closes too: the parser is slow to give up on others."""
+    depth = 0
+    for character in re.sub(r"\\[{}]", lambda m: "(" if m[0] == r"\{" else ")", text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0:
+            return False
+    return depth == 0 and re.search(r"[-+*/^=<>,]\s*\Z", text) is None
+
+
+def _is_plain_relation(text: str, letters: str, names: list[str]) -> bool:
+    """Tell whether a relation is one between polynomials: others take long to solve, "3 * 4 = 12" is merely true."""
+    powers = re.findall(r"\^\s*\{?\s*(\w+)\s*\}?", text)
+    return (
+        re.search(r"[A-Za-z]", letters) is not None
+        and _FUNCTIONS.isdisjoint(names)
+        and "|" not in text
+        and len(powers) == text.count("^")
+        and all(power in {"1", "2", "3", "4"} for power in powers)
+    )
 
 
 def _powers_are_small(text: str) -> bool:
     matches = _POWER.findall(text)
-    if len(matches) != text.count("^"):  # a power within a power, or one that cannot be read
+    # a power within a power, or one that cannot be read
+    if len(matches) != text.count("^") or re.search(r"\^\s*(?:\{[^{}]*\}|\w)\s*\^", text):
         return False
     grouped = 1.0
     for base, braced in matches:
@@ -95,24 +133,44 @@ def _key(text: str) -> str:
 
 
 def _verified(a: str, b: str) -> bool:
-    try:
-        with _lock:
+    with _lock:
+        library = _math_verify()
+        before = sys.gettrace()
+        sys.settrace(_limit(_MAX_CALLS))  # works in any thread, where a signal does not
+        try:
             left, right = _parse(a), _parse(b)
-            if not left or not right:
-                return False
-            verify = _math_verify().verify
             # math-verify follows the form of its first argument, so both orders are asked
             return bool(
-                verify(list(left), list(right), timeout_seconds=None)
-                or verify(list(right), list(left), timeout_seconds=None)
+                library.verify(list(left), list(right), timeout_seconds=None)
+                or library.verify(list(right), list(left), timeout_seconds=None)
             )
-    except Exception:  # what cannot be compared as mathematics differs, since its text does
-        return False
+        except (Exception, _TooMuchWork):  # what cannot be compared as mathematics differs, since its text does
+            return False
+        finally:
+            sys.settrace(before)
+
+
+class _TooMuchWork(BaseException):
+    """The limit was reached; no Exception, so that no library takes it for one of its own."""
+
+
+def _limit(calls: int) -> Callable[[FrameType, str, object], None]:
+    """Return a trace function that stops what runs after so many calls of Python functions."""
+    left = calls
+
+    def count(_frame: FrameType, _event: str, _arg: object) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise _TooMuchWork
+
+    return count
 
 
 @lru_cache(maxsize=256)
 def _parse(text: str) -> tuple[Any, ...]:
     latex = text.replace("**", "^").replace("%", r"\%")
+    latex = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
     latex = re.sub(r"\^\s*(-?\d+)", r"^{\1}", latex)
     latex = re.sub(r"(?<![\\A-Za-z])(sin|cos|tan|log|ln|exp)(?![A-Za-z])", r"\\\1", latex)
     latex = re.sub(r"(?<![\\A-Za-z])(pi)(?![A-Za-z])", r"\\pi ", latex)
@@ -128,6 +186,12 @@ def _math_verify() -> Any:
 
     for module in ("parser", "grader", "utils"):
         logging.getLogger(f"math_verify.{module}").addFilter(_no_timeout_notice)
+    # the first comparison loads tables and modules, which is no work of its own
+    math_verify.verify(
+        math_verify.parse("$(x+1)^2$", parsing_timeout=None),
+        math_verify.parse("$x^2+2x+\\sqrt{1}$", parsing_timeout=None),
+        timeout_seconds=None,
+    )
     return math_verify
 
 

@@ -12,6 +12,7 @@ _SYMBOLS = str.maketrans(
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("`", "`"))
+_DOLLAR = "\uff04"  # stands for a written dollar sign while the delimiters are peeled
 _QUOTES = "\"'“”‘’"
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))(?!\d)")
@@ -24,7 +25,7 @@ _NUMERAL = re.compile(
     (?:(?P<whole>\d+)\s+(?=\d+\s*/))?                                   # 3 1/2
     (?P<number>{_NUMBER})
     (?:\s*/\s*(?P<under>\d+)(?![\d.])
-      |\s*(?:\*|\\times|\\cdot)\s*10\s*\^\s*\{{?\s*(?P<power>[-+]?\d{{1,3}})(?!\d)\s*\}}?
+      |\s*(?:\*|\\times|\\cdot)\s*10\s*\^\s*\{{?\s*(?P<power>[-+]?\d{{1,3}})(?!\d)(?:\s*\}})?
       |[eE](?P<exponent>[-+]?\d{{1,3}})(?![\w.]))?
     (?:\s*[{_CURRENCY}])?
     (?P<rest>.*)""",
@@ -48,6 +49,8 @@ _MONEY = _words("dollar dollars usd euro euros eur yen rupees bucks")
 _MEASURES = {
     spelling: group.split()[0]
     for group in (
+        "nm nanometers",
+        "μm micrometers microns",
         "mm millimeter millimeters millimetres",
         "cm centimeter centimeters centimetres",
         "m meter meters metre metres",
@@ -62,10 +65,12 @@ _MEASURES = {
         "lb lbs pound pounds",
         "oz ounce ounces",
         "ml milliliter milliliters",
-        "l liter liters litre litres",
+        "l L liter liters litre litres",
         "cup cups",
         "gal gallon gallons",
         "cent cents",
+        "ns",
+        "ms",
         "s sec second seconds",
         "min mins minute minutes",
         "h hr hrs hour hours",
@@ -75,6 +80,17 @@ _MEASURES = {
         "year years",
         "am",
         "pm",
+        "mph",
+        "J joule joules",
+        "kJ kilojoules",
+        "N newton newtons",
+        "V volt volts",
+        "W watt watts",
+        "kW kilowatts",
+        "K kelvin",
+        "M",
+        "Hz hertz",
+        "eV",
     )
     for spelling in group.split()
 }
@@ -86,15 +102,15 @@ def plain(text: str) -> str:
     text = "".join(_plain_character(c) for c in text)
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text)
     text = unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).translate(_SYMBOLS)
-    text = text.replace("{,}", ",").replace(r"\left", "").replace(r"\right", "").replace(r"\%", "%")
-    text = re.sub(r"\\([dt])frac", r"\\frac", text)
+    text = text.replace(r"\$", _DOLLAR).replace("{,}", ",").replace(r"\%", "%")
+    text = re.sub(r"\\(?:left|right)(?![A-Za-z])", "", re.sub(r"\\[dt]frac", r"\\frac", text))
     text = _SPACES.sub(" ", text)
     text = _TEXT.sub(r" \1 ", text)
     before = None
     while text != before:
         before = text
         text = _peel(text.strip())
-    text = re.sub(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|°)\s*[CF]?\Z", " degrees", text.replace(r"\$", "$"))
+    text = re.sub(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|°)\s*[CF]?\Z", " degrees", text.replace(_DOLLAR, "$"))
     text = _FRACTION.sub(lambda m: f" {m[1] or m[3]}/{m[2] or m[4]}", text)
     text = re.sub(r"\A-\s+(?=[\d.])", "-", text.strip())
     return _SPACES.sub(" ", text)
@@ -125,18 +141,22 @@ class Numeral:
         How it is written without currency, thousands commas and counted things.
     percent : bool
         It stands with a percent sign.
-    unit : str
-        A unit of measure in one spelling, such as "cm"; empty for counts, money and anything else.
+    things : frozenset of str
+        Words for what it counts or measures, measures in one spelling; money is left out.
     """
 
     value: Fraction
     spelling: str
     percent: bool = False
-    unit: str = ""
+    things: frozenset[str] = frozenset()
 
     def equals(self, other: Numeral) -> bool:
-        """Compare exactly; a fraction equals its six decimals, 50% equals 50 and 0.5, 5 cm is not 5 m."""
-        if self.unit and other.unit and self.unit != other.unit:
+        """Compare exactly; a fraction equals its six decimals, 50% equals 50 and 0.5.
+
+        What is counted must not differ where both tell it: 5 cm is not 5 m, but 18 eggs are 18 eggs a day, and 18.
+        """
+        fewer, more = sorted((self.things, other.things), key=len)
+        if not fewer <= more or (len(fewer) > 3 and fewer != more):  # many words are a statement, not a thing
             return False
         if self.percent == other.percent:
             return _same(self.value, other.value)
@@ -159,7 +179,7 @@ def numeral(text: str) -> Numeral | None:
     power = match["power"] or match["exponent"]
     value = (int(whole) if whole else 0) + Fraction(number) / int(under or 1) * Fraction(10) ** int(power or 0)
     sign = "-" if "-" in (match["sign"], match["sign2"]) else ""
-    spelling = sign + (f"{whole} " if whole else "") + number
+    spelling = sign + (f"{whole} " if whole else "") + number.replace(".", "0.", number.startswith("."))
     spelling += f"/{under}" if under else f"e{int(power)}" if power else ""
     if sign:
         value = -value
@@ -167,30 +187,48 @@ def numeral(text: str) -> Numeral | None:
 
 
 def _with_rest(value: Fraction, spelling: str, rest: str) -> Numeral | None:
-    glued, rest = rest[:1] not in ("", " ", "-"), rest.strip(" -")
+    glued, rest = rest[:1] not in ("", " ", "-"), rest.strip(" -").replace("a.m", "am").replace("p.m", "pm")
+    percent = re.match(r"%|percent\b|pct\b", rest)
+    if percent:
+        glued, rest, spelling = False, rest[percent.end() :].strip(), spelling + "%"
+    word = _first_word(rest)
+    if not percent and word.lower() in _SCALES:
+        rest = rest[len(word) :].strip()
+        value, spelling = value * _SCALES[word.lower()], f"{spelling} {word.lower()}"
+        word = _first_word(rest)
     if not rest:
-        return Numeral(value, spelling)
-    if re.match(r"%|percent\b|pct\b", rest):
-        tail = re.sub(r"\A(?:%|percent\b|pct\b)\s*", "", rest)
-        return Numeral(value, spelling + "%", percent=True) if not tail or _counts(tail) else None
-    word = re.split(r"[^\w]", rest.replace("a.m", "am").replace("p.m", "pm"), maxsplit=1)[0].lower()
-    if word in _SCALES:
-        tail = rest[len(word) :].strip()
-        if tail and not _counts(tail):
-            return None
-        return Numeral(value * _SCALES[word], f"{spelling} {word}")
-    if not _counts(rest) or (glued and (len(word) < 2 or word not in _MEASURES.keys() | _MONEY)):
+        return Numeral(value, spelling, bool(percent))
+    if not _counts(rest) or (glued and (len(word) < 2 or _measure(word) is None)):
         return None
-    unit = _MEASURES.get(word, "")
-    return Numeral(value, f"{spelling} {unit}" if unit else spelling, unit=unit)
+    measure = _measure(word)
+    return Numeral(value, f"{spelling} {measure}" if measure else spelling, bool(percent), _things(rest))
 
 
 def _counts(rest: str) -> bool:
     """Tell whether `rest` reads as the counted thing: words, not algebra."""
-    words = re.findall(r"[^\W\d_]+", rest.lower())
-    if not _PROSE.match(rest) or words[0] in _OPERATORS or "or" in words:
+    word = _first_word(rest)
+    if not _PROSE.match(rest) or word.lower() in _OPERATORS or re.search(r"\bor\b", rest):
         return False
-    return len(words[0]) > 1 or words[0] in _MEASURES
+    return len(word) > 1 or _measure(word) is not None
+
+
+def _first_word(text: str) -> str:
+    return re.split(r"[^\w]", text, maxsplit=1)[0]
+
+
+def _measure(word: str) -> str | None:
+    """Return a unit's one spelling, "" for money and None for any other word."""
+    if word.lower() in _MONEY:
+        return ""
+    return _MEASURES.get(word, _MEASURES.get(word.lower()) if len(word) > 1 else None)
+
+
+def _things(rest: str) -> frozenset[str]:
+    words = (
+        _measure(word) if _measure(word) is not None else word.lower().rstrip("s")
+        for word in re.findall(r"[^\W\d_]+", rest)
+    )
+    return frozenset(word for word in words if word)
 
 
 def _same(a: Fraction, b: Fraction) -> bool:
