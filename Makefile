@@ -8,8 +8,10 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 QUESTION := Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many \
 clips did Natalia sell altogether in April and May?
 
-# Tests read nothing from the network and post nothing to it.
-OFFLINE := env -u LANGSMITH_TRACING -u LANGCHAIN_TRACING_V2 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# Tests read nothing from the network and post nothing to it. A thread that waits sleeps: where another process is
+# busy, spinning makes a run many times slower.
+OFFLINE := env -u LANGSMITH_TRACING -u LANGCHAIN_TRACING_V2 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
+  OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench clean

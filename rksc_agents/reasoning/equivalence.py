@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
 import threading
 from collections.abc import Callable
 from functools import lru_cache
+from inspect import CO_GENERATOR
 from types import FrameType
 from typing import Any
 
@@ -18,7 +20,8 @@ _MAX_CHARS = 120  # of mathematics
 _MAX_POWER = 1000  # of a numeral or a letter
 _MAX_GROUP_POWER = 16  # of a bracket, which may be multiplied out; powers of powers multiply
 _MAX_FUNCTIONS = 4
-_MAX_CALLS = 500_000  # of Python functions in one comparison, about a second; counted, so alike on every machine
+_MAX_BESIDE_LOG = 10_000  # product of all numbers
+_MAX_STEPS = 3_000_000  # lines of Python in one comparison, about a second; counted, so alike on every machine
 
 _FUNCTIONS = frozenset(
     ["sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "ln", "log", "exp"]
@@ -63,7 +66,8 @@ def equivalent(a: str, b: str) -> bool:
     if ("=" in a) != ("=" in b) or not (parsable(a) and parsable(b)):
         return False
     # a counted thing would be read as a product of letters
-    return _verified(a if left is None else left.spelling, b if right is None else right.spelling)
+    a, b = (a if left is None else left.spelling), (b if right is None else right.spelling)
+    return _logarithms_are_small(a, b) and _verified(a, b)
 
 
 def parsable(text: str) -> bool:
@@ -109,6 +113,17 @@ def _is_plain_relation(text: str, letters: str, names: list[str]) -> bool:
     )
 
 
+def _logarithms_are_small(*texts: str) -> bool:
+    """Refuse a logarithm beside a large number: log(x) + n may be combined to log(10^n * x), in one step."""
+    if not any(re.search(r"log|ln", text) for text in texts):
+        return True
+    return all(
+        math.prod(max(int(number), 1) for number in re.findall(r"\d+", text)) <= _MAX_BESIDE_LOG
+        and re.search(r"\d\s*[)}]*\s*(?:\^|\*\*)|!|\de\d", text) is None
+        for text in texts
+    )
+
+
 def _powers_are_small(text: str) -> bool:
     matches = _POWER.findall(text)
     # a power within a power, or one that cannot be read
@@ -136,9 +151,9 @@ def _verified(a: str, b: str) -> bool:
     with _lock:
         library = _math_verify()
         before = sys.gettrace()
-        sys.settrace(_limit(_MAX_CALLS))  # works in any thread, where a signal does not
         try:
             left, right = _parse(a), _parse(b)
+            sys.settrace(_limit(_MAX_STEPS))  # works in any thread, where a signal does not
             # math-verify follows the form of its first argument, so both orders are asked
             return bool(
                 library.verify(list(left), list(right), timeout_seconds=None)
@@ -150,19 +165,24 @@ def _verified(a: str, b: str) -> bool:
             sys.settrace(before)
 
 
+TraceFunction = Callable[[FrameType, str, Any], Any]
+
+
 class _TooMuchWork(BaseException):
     """The limit was reached; no Exception, so that no library takes it for one of its own."""
 
 
-def _limit(calls: int) -> Callable[[FrameType, str, object], None]:
-    """Return a trace function that stops what runs after so many calls of Python functions."""
-    left = calls
+def _limit(steps: int) -> TraceFunction:
+    """Return a trace function that stops what runs after so many calls and lines of Python."""
+    left = steps
 
-    def count(_frame: FrameType, _event: str, _arg: object) -> None:
+    def count(frame: FrameType, _event: str, _arg: object) -> TraceFunction:
         nonlocal left
         left -= 1
-        if left < 0:
+        # what is raised into a generator that is being closed would be lost
+        if left < 0 and not frame.f_code.co_flags & CO_GENERATOR and frame.f_code.co_name != "__del__":
             raise _TooMuchWork
+        return count
 
     return count
 
