@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,15 +18,17 @@ from rksc_agents.config import EngineConfig, Sampling
 from rksc_agents.engine.engine import Engine
 from rksc_agents.engine.session import Session
 from rksc_agents.errors import ConfigError, PromptTooLongError
-from rksc_agents.model.device import memory_bytes
+from rksc_agents.model.device import kv_limit
 from rksc_agents.model.loader import load_model
-from rksc_agents.model.protocol import Runner
+from rksc_agents.model.protocol import Runner, context_length
 from rksc_agents.model.runners import make_runner
+from rksc_agents.model.sampling import recommended_sampling
 from rksc_agents.model.source import DEFAULT_MODEL
 from rksc_agents.model.text import TextCodec
 from rksc_agents.reasoning import STRATEGIES, SelfConsistency, Strategy
-from rksc_agents.reasoning.strategy import Outcome, Problem
-from rksc_agents.types import Answer, Event, Prompt, ReasoningResult, Timings, Usage
+from rksc_agents.reasoning.result import result_of
+from rksc_agents.reasoning.strategy import Problem
+from rksc_agents.types import Answer, Event, Prompt, ReasoningResult
 
 Emit = Callable[[Event], None]
 
@@ -83,7 +84,8 @@ class RKSCReasoner:
         strategy : Strategy, str or None
             What :meth:`reason` does unless told otherwise; None is ``SelfConsistency(branches=8)``.
         sampling : Sampling or None
-            How tokens are drawn unless told otherwise.
+            How tokens are drawn unless told otherwise; None is what the model's generation config recommends for
+            sampling, where it does, and the defaults of :class:`~rksc_agents.config.Sampling` elsewhere.
         engine : EngineConfig or None
             KV budget and sizes of a step.
         dtype, device, progress, **hf_kwargs
@@ -124,10 +126,10 @@ class RKSCReasoner:
             lambda budget: make_runner(model, budget, settings),
             codec,
             name=name if name is not None else str(model.config._name_or_path or type(model).__name__),
-            context=_context(model),
-            kv_limit=_kv_limit(settings.kv_budget, model.device),
+            context=context_length(model),
+            kv_limit=kv_limit(settings.kv_budget, model.device),
             strategy=strategy,
-            sampling=sampling,
+            sampling=sampling if sampling is not None else recommended_sampling(model),
             engine=settings,
         )
 
@@ -253,7 +255,7 @@ class RKSCReasoner:
         outcome = await strategy.solve(problem)
         if outcome.winner in problem.cursors:  # the next turn of a conversation goes on from the winner
             problem.session.keep(problem.cursors[outcome.winner])
-        return _result(strategy, problem, outcome)
+        return result_of(strategy, problem, outcome)
 
     def count_tokens(self, text: str) -> int:
         """How many tokens the model's own tokenizer makes of `text`."""
@@ -283,60 +285,9 @@ class RKSCReasoner:
         self.close()
 
 
-def _result(strategy: Strategy, problem: Problem, outcome: Outcome) -> ReasoningResult:
-    ledger, now = problem.session.ledger, time.perf_counter()
-    winner = problem.branches[outcome.winner]
-    started = ledger.started if ledger.started is not None else now
-    return ReasoningResult(
-        answer=outcome.answer if outcome.answer is not None else winner.text.strip() or None,
-        text=winner.text,
-        strategy=strategy.name,
-        branches=tuple(problem.branches),
-        winner=outcome.winner,
-        votes=outcome.votes,
-        usage=Usage(
-            prompt_tokens=ledger.prompt_tokens,
-            prompt_tokens_computed=ledger.prompt_tokens - ledger.prompt_tokens_reused,
-            prompt_tokens_reused=ledger.prompt_tokens_reused,
-            completion_tokens=ledger.completion_tokens,
-            completion_tokens_winner=len(winner.tokens),
-        ),
-        kv=ledger.kv.model_copy(update={"evicted": problem.session.evicted(), "recomputed": ledger.recomputed}),
-        timings=Timings(
-            queue_s=started - ledger.submitted,
-            prefill_s=ledger.prefill_s,
-            decode_s=ledger.decode_s,
-            total_s=now - ledger.submitted,
-        ),
-    )
-
-
 def _strategy(strategy: Strategy | str) -> Strategy:
     if isinstance(strategy, Strategy):
         return strategy
     if strategy not in STRATEGIES:
         raise ConfigError(f"strategy = {strategy!r}: give one of {', '.join(sorted(STRATEGIES))}, or a Strategy")
     return STRATEGIES[strategy]()
-
-
-def _context(model: PreTrainedModel) -> int:
-    """The model's context; a recurrent model without a limit gets a million tokens."""
-    config = model.config.get_text_config(decoder=True)
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        if isinstance(limit := getattr(config, name, None), int) and limit > 0:
-            return limit
-    return 1_000_000
-
-
-def _kv_limit(budget: int | float | None, device: torch.device) -> int:
-    if isinstance(budget, int):
-        return budget
-    memory = memory_bytes(device)
-    if memory is None and budget is None:
-        return 2 * 2**30
-    if memory is None:
-        raise ConfigError(
-            f"the free memory of {device} cannot be read, so a share of it means nothing: "
-            "give EngineConfig.kv_budget in bytes"
-        )
-    return int(memory[1] * (0.25 if budget is None else budget))

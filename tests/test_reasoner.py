@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tiny_models import tiny_model
 
 import rksc_agents
 from rksc_agents import (
@@ -322,6 +323,20 @@ def test_closed(reasoner: RKSCReasoner) -> None:
     assert made.kv_bytes == 0
     with pytest.raises(EngineClosedError):
         made.reason("Say hello")
+
+
+def test_the_models_own_sampling_is_the_default() -> None:
+    model = tiny_model("Llama", vocab_size=300)
+    tokenizer = scripted_tokenizer()
+    engine = EngineConfig(kv_budget=2**24, fast_linears=False)
+    with RKSCReasoner.from_model(model, tokenizer, engine=engine) as reasoner:
+        assert reasoner.sampling == Sampling()
+    model.generation_config.do_sample = True
+    model.generation_config.temperature, model.generation_config.top_k = 0.3, 20
+    with RKSCReasoner.from_model(model, tokenizer, engine=engine) as reasoner:
+        assert (reasoner.sampling.temperature, reasoner.sampling.top_k) == (0.3, 20)
+    with RKSCReasoner.from_model(model, tokenizer, engine=engine, sampling=Sampling(top_p=0.5)) as reasoner:
+        assert reasoner.sampling == Sampling(top_p=0.5)
 
 
 def test_result_is_json(reasoner: RKSCReasoner) -> None:

@@ -92,7 +92,9 @@ class Prefills:
             return
         if not job.done.done():
             tree.ref(node)
-            job.done.set_result(Cursor(job.tokens, node, logits[0].clone(), job.depth))
+            cursor = Cursor(job.tokens, node, logits[0].clone(), job.depth)
+            job.ledger.cursors.add(cursor)  # here, since whoever waits may be cancelled before it hears of it
+            job.done.set_result(cursor)
         self.end(job)
 
     def end(self, job: PrefillJob) -> None:

@@ -84,7 +84,6 @@ class Session:
             self._scheduler.cancel(job)
             raise
         self.ledger.prefill_s += time.perf_counter() - began
-        self.ledger.cursors.add(cursor)
         return cursor
 
     def fork(self, cursor: Cursor, n: int) -> list[Cursor]:

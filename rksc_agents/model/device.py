@@ -171,3 +171,18 @@ def _read_number(path: str) -> int | None:
         return int(Path(path).read_text("ascii"))
     except (OSError, ValueError):  # no such file, or "max"
         return None
+
+
+def kv_limit(budget: int | float | None, device: torch.device) -> int:
+    """The KV budget in bytes: as given, as a share of the free memory of `device`, or a quarter of it."""
+    if isinstance(budget, int):
+        return budget
+    memory = memory_bytes(device)
+    if memory is None and budget is None:
+        return 2 * 2**30
+    if memory is None:
+        raise ConfigError(
+            f"the free memory of {device} cannot be read, so a share of it means nothing: "
+            "give EngineConfig.kv_budget in bytes"
+        )
+    return int(memory[1] * (0.25 if budget is None else budget))

@@ -76,3 +76,12 @@ def vocabulary_size(model: PreTrainedModel) -> int:
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     return weight.shape[0]
+
+
+def context_length(model: PreTrainedModel) -> int:
+    """The model's context; a recurrent model without a limit gets a million tokens."""
+    config = model.config.get_text_config(decoder=True)
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        if isinstance(limit := getattr(config, name, None), int) and limit > 0:
+            return limit
+    return 1_000_000

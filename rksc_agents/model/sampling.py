@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from rksc_agents.config import Sampling
 from rksc_agents.errors import ConfigError, EngineError
@@ -175,3 +176,12 @@ def _log_sum_exp(logits: Tensor) -> Tensor:
             "load the model with dtype float32 or bfloat16 if it runs in float16, and check its weights"
         )
     return result
+
+
+def recommended_sampling(model: PreTrainedModel) -> Sampling:
+    """Return the settings that the model's generation config gives for sampling; the defaults where it gives none."""
+    given = model.generation_config
+    if given is None or not given.do_sample:
+        return Sampling()
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return Sampling(**{name: value for name in names if (value := getattr(given, name, None)) is not None})

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
 from rksc_agents.errors import ConfigError
 from rksc_agents.model.chat import Message, Template, continues, conversation, plain
+from rksc_agents.model.controls import THINKING, Controls, is_control, unused_characters
 from rksc_agents.model.detokenize import TextStream
 from rksc_agents.model.thinking import (
     CLOSE_TOKENS,
@@ -26,7 +26,6 @@ from rksc_agents.types import Prompt
 
 __all__ = ["TextCodec", "TextStream", "split_thinking"]
 
-_THINKING = OPEN_TOKENS | CLOSE_TOKENS
 # fmt: off
 _END_OF_TURN = frozenset({
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|return|>",
@@ -67,7 +66,7 @@ class TextCodec:
             added = {}
         self._added = {content: number for content, (number, _) in added.items()}
         harmony = HARMONY_TOKENS if {"<|channel|>", "<|message|>"} <= added.keys() else frozenset()
-        shown = {self._added[content] for content in (_THINKING | harmony) & added.keys()}
+        shown = {self._added[content] for content in (THINKING | harmony) & added.keys()}
         special = {content: number for content, (number, token) in added.items() if token.special}
         special |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
         self._special = special
@@ -77,7 +76,7 @@ class TextCodec:
         self.eos_token_ids: frozenset[int] = frozenset(chain(own, eos_token_ids, ends))
         self._template = Template(tokenizer)
         self._warned = False
-        self._controls: tuple[object, _Controls] | None = None
+        self._controls: tuple[object, Controls] | None = None
         self._normalized = [content for content, (_, token) in added.items() if token.normalized]
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -108,7 +107,7 @@ class TextCodec:
                     stacklevel=2,
                 )
             controls = self._control_tokens()
-            marks = _unused_characters(messages)
+            marks = unused_characters(messages)
             marked = [controls.mark(message, marks) for message in messages]
             text = marked[0]["content"] if isinstance(prompt, str) else plain(marked)
             return self._bos() + controls.encode(text, marks)
@@ -117,7 +116,7 @@ class TextCodec:
         """Return the token ids of plain text: no special token is added, none is read from the text."""
         with self._lock:
             controls = self._control_tokens()
-            marks = _unused_characters(text)
+            marks = unused_characters(text)
             return controls.encode(controls.mark_text(text, marks), marks)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -158,7 +157,7 @@ class TextCodec:
 
     def _encode_chat(self, messages: list[Message]) -> tuple[int, ...]:
         controls = self._control_tokens()
-        marks = _unused_characters(messages)
+        marks = unused_characters(messages)
         text = self._template.render([controls.mark(message, marks) for message in messages])
         for mark in marks:  # a template that writes JSON in ASCII escapes them
             text = text.replace(f"\\u{ord(mark):x}", mark)
@@ -182,7 +181,7 @@ class TextCodec:
         adds = bos is not None and list(self._tokenizer.encode("a"))[:1] == [bos]
         return (bos,) if adds else ()
 
-    def _control_tokens(self) -> _Controls:
+    def _control_tokens(self) -> Controls:
         """The tokens that text must not spell, for the chat template as it is now."""
         template = self._tokenizer.chat_template
         if self._controls is None or self._controls[0] != template:
@@ -191,117 +190,7 @@ class TextCodec:
             tokens = {
                 text: number
                 for text, number in (self._added | self._special).items()
-                if text in self._special or text in listed or _THINKING & {text} or _is_control(text, written)
+                if text in self._special or text in listed or THINKING & {text} or is_control(text, written)
             }
-            self._controls = (template, _Controls(self._tokenizer, tokens, self._normalized))
+            self._controls = (template, Controls(self._tokenizer, tokens, self._normalized))
         return self._controls[1]
-
-
-def _is_control(text: str, template: str) -> bool:
-    # Gemma's vocabulary has white space and HTML tags among its added tokens: those are text.
-    return not text.isspace() and (text in template or (text.startswith("<|") and text.endswith("|>")))
-
-
-def _unused_characters(value: object) -> tuple[str, str]:
-    """Two characters that occur nowhere in `value`: the noncharacters of Unicode first."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    free = (chr(code) for code in chain(range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE)))
-    unused = (mark for mark in free if mark not in text and f"\\u{ord(mark):x}" not in text)
-    return next(unused), next(unused)
-
-
-_Finder = tuple[re.Pattern[str], set[str]]  # finds control tokens in a text, and in its normalized form
-
-
-class _Controls:
-    """Keeps control tokens out of user text.
-
-    The tokens spelled in a text are put between two marks before the template is rendered, and what is
-    between marks is encoded without the vocabulary's added tokens. transformers' `sanitize_control_tokens`
-    does the same, but misses tokens that a template writes in pieces, tokens that only normalization brings
-    about, and tokenizers that spell such a token from plain text; and it takes the thinking markers out of
-    the assistant's own messages, so that a continued message or a second turn would differ from what the
-    model wrote.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tokens: Mapping[str, int], normalized: list[str]) -> None:
-        self._tokenizer = tokenizer
-        self._tokens = tokens
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._normalizer = backend.normalizer if backend is not None else None
-        self._all = self._finder(tokens.keys(), normalized)
-        self._without_thinking = self._finder(tokens.keys() - _THINKING, normalized)
-
-    def _finder(self, texts: Set[str], normalized: Iterable[str]) -> _Finder:
-        longest_first = sorted(filter(None, texts), key=lambda text: (-len(text), text))
-        forms: set[str] = set()
-        if self._normalizer is not None:  # such tokens are also found in text that only becomes them
-            forms = {form for text in texts & set(normalized) for form in (text, self._normal(text)) if form}
-        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)"), forms
-
-    def _normal(self, text: str) -> str:
-        return text if self._normalizer is None else cast(str, self._normalizer.normalize_str(text))
-
-    def mark(self, message: Message, marks: tuple[str, str]) -> Message:
-        """Return `message` with the control tokens in all its texts marked."""
-        finder = self._without_thinking if message["role"] == "assistant" else self._all
-        return {key: value if key == "role" else self._mark(value, marks, finder) for key, value in message.items()}
-
-    def mark_text(self, text: str, marks: tuple[str, str]) -> str:
-        """Return `text` with its control tokens marked."""
-        return cast(str, self._mark(text, marks, self._all))
-
-    def _mark(self, value: Any, marks: tuple[str, str], finder: _Finder) -> Any:
-        if isinstance(value, str):
-            begin, end = marks
-            pattern, forms = finder
-            if forms:
-                normal = self._normal(value)
-                if any(form in normal for form in forms):
-                    return begin + value + end
-            return pattern.sub(lambda match: begin + match.group() + end, value)
-        if isinstance(value, Mapping):
-            return {key: self._mark(item, marks, finder) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._mark(item, marks, finder) for item in value]
-        return value
-
-    def encode(self, text: str, marks: tuple[str, str]) -> tuple[int, ...]:
-        """Encode marked text: control tokens between marks as ordinary text, others as tokens."""
-        begin, end = marks
-        pieces = re.split(f"{begin}([^{begin}{end}]*){end}|[{begin}{end}]", text)  # text and marked text in turn
-        tokens: list[int] = []
-        for k, piece in enumerate(pieces):
-            if not piece:
-                continue
-            encode = self._encode_literally if k % 2 else self._encode_plainly
-            before = encode("\n") if tokens else []
-            # After a newline, sentencepiece-like tokenizers do not put a space before the text.
-            after = encode("\n" + piece) if tokens else []
-            fits = bool(before) and after[: len(before)] == before
-            tokens += after[len(before) :] if fits else encode(piece)
-        return tuple(tokens)
-
-    def _encode_plainly(self, text: str) -> list[int]:
-        return cast(list[int], self._tokenizer.encode(text, add_special_tokens=False))
-
-    def _encode_literally(self, text: str) -> list[int]:
-        """Encode `text` with no added token recognized."""
-        spelled = {number for content, number in self._tokens.items() if content in text}
-        spelled.discard(cast(int, self._tokenizer.unk_token_id))
-        tokens = self._without_added(text)
-        if spelled.intersection(tokens):  # the vocabulary's own pieces give the control token: spell it out
-            tokens = [token for character in text for token in self._without_added(character)]
-        if spelled.intersection(tokens):
-            raise ConfigError(f"the tokenizer can write {text!r} only as a control token: remove it from the prompt")
-        return tokens
-
-    def _without_added(self, text: str) -> list[int]:
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            return cast(list[int], self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
-        text = self._normal(text)
-        words = (
-            [text] if backend.pre_tokenizer is None else [w for w, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
-        )
-        return [token.id for word in words for token in backend.model.tokenize(word)]

@@ -89,9 +89,8 @@ class Ballot:
     def decided(self, remaining: int, max_weight: float = 1.0) -> bool:
         """Tell whether `remaining` more votes of at most `max_weight` each can no longer change the winner.
 
-        A rival that could draw level counts as a danger only if it would win the tie. Where the branches counted
-        so far and the remaining ones are numbered from 0 without gaps, as a strategy numbers them, it is known
-        which indices remain; otherwise any might.
+        A rival that could draw level counts as a danger only if it would win the tie. The remaining votes may come
+        from any branch from 0 that has not voted yet.
 
         False while nobody has voted. With confidence-weighted votes `max_weight` must bound the weights in use: see
         :func:`bounded_weight`.
@@ -107,8 +106,8 @@ class Ballot:
         leader = ranked[0]
         if remaining == 0:
             return True
-        missing = set(range(self.cast + remaining)) - self._branches
-        next_branch = min(missing) if len(missing) == remaining else 0
+        # of the indices that are still free the lowest wins the most ties
+        next_branch = min(set(range(self.cast + remaining)) - self._branches)
         gain = math.fsum([max_weight] * remaining)
         # a new answer, or an old one that gets every vote that is left
         rivals = [(gain, next_branch)]
