@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rksc_agents.model.partial import LONG, partial_attention, plain_attention
+from rksc_agents.model.partial import partial_attention, plain_attention
 
 
 def tensors(batch: int, queries: int, heads: int, kv_heads: int, keys: int, width: int = 8) -> list[torch.Tensor]:
@@ -34,7 +34,6 @@ def textbook(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Te
     return out
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("attend", [partial_attention, plain_attention])
 @settings(max_examples=25, deadline=None)
 @given(
@@ -42,31 +41,16 @@ def textbook(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Te
     queries=st.sampled_from([1, 2, 7, 40]),
     kv_heads=st.sampled_from([1, 3]),
     groups=st.sampled_from([1, 3]),
-    keys=st.sampled_from([1, 2, 9, LONG - 1, LONG, LONG + 1]),
+    keys=st.sampled_from([1, 2, 9, 130]),
 )
 def test_equals_the_textbook(  # type: ignore[no-untyped-def]
-    threads: int, attend, batch: int, queries: int, kv_heads: int, groups: int, keys: int
+    attend, batch: int, queries: int, kv_heads: int, groups: int, keys: int
 ) -> None:
     q, k, v = tensors(batch, queries, kv_heads * groups, kv_heads, keys)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "get_num_threads", lambda: threads)
-        out, lse = attend(q, k, v, scale=0.3)
+    out, lse = attend(q, k, v, scale=0.3)
     assert (out - textbook(q, k, v)).abs().max() < 1e-5
     assert out.shape == q.shape
     assert lse.shape == q.shape[:3]
-
-
-def test_keys_are_cut_in_two_where_heads_do_not_fill_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rksc_agents.model import partial
-
-    calls = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    flash = partial._flash
-    monkeypatch.setattr(partial, "_flash", lambda q, *rest, **more: calls.append(q.shape[0]) or flash(q, *rest, **more))
-    q, k, v = tensors(1, 4, 9, 3, LONG + 1)
-    partial_attention(q, k, v, scale=0.3)
-    partial_attention(q[:, :, :8], k[:, :2], v[:, :2], scale=0.3)
-    assert calls == [2, 1]
 
 
 @pytest.mark.parametrize("attend", [partial_attention, plain_attention])
