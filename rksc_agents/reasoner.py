@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +31,7 @@ from rksc_agents.reasoning.strategy import Problem
 from rksc_agents.types import Answer, Event, Prompt, ReasoningResult
 
 Emit = Callable[[Event], None]
+Run = Callable[[Session, Emit | None], Coroutine[Any, Any, ReasoningResult]]
 
 
 class RKSCReasoner:
@@ -112,12 +113,18 @@ class RKSCReasoner:
         sampling: Sampling | None = None,
         engine: EngineConfig | None = None,
     ) -> Self:
-        """Make a reasoner of loaded objects. The model is not moved, and is as it was after :meth:`close`.
+        """Make a reasoner of loaded objects.
+
+        The model is not moved, and is as it was after :meth:`close`. Until then it belongs to the reasoner: call it
+        and save it afterwards. Packed layers have no plain weights meanwhile (see
+        :class:`~rksc_agents.config.EngineConfig`).
 
         Raises
         ------
         UnsupportedModelError
             If `model` is not a causal language model.
+        ConfigError
+            If `model` is in training mode or serves another reasoner.
         """
         settings = engine if engine is not None else EngineConfig()
         ends = model.generation_config.eos_token_id if model.generation_config is not None else None
@@ -159,7 +166,11 @@ class RKSCReasoner:
         EngineClosedError
             After :meth:`close`.
         """
-        return self._submit(question, strategy, sampling).result()
+        future = self._submit(question, strategy, sampling)
+        try:
+            return future.result()
+        finally:  # an interrupt leaves nothing running
+            future.cancel()
 
     async def areason(
         self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any
@@ -177,6 +188,10 @@ class RKSCReasoner:
         futures: list[Future[ReasoningResult]] = []
         try:
             futures.extend(self._submit(question, strategy, sampling) for question in questions)
+            wait(futures, return_when=FIRST_EXCEPTION)
+            for future in futures:
+                if future.done():
+                    future.result()
             return [future.result() for future in futures]
         finally:
             for future in futures:
@@ -186,22 +201,24 @@ class RKSCReasoner:
         self, questions: Sequence[Prompt], *, strategy: Strategy | str | None = None, **sampling: Any
     ) -> list[ReasoningResult]:
         """Like :meth:`batch`, without blocking the event loop."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self.areason(q, strategy=strategy, **sampling)) for q in questions]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.areason(q, strategy=strategy, **sampling)) for q in questions]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
     def stream(self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any) -> Iterator[Event]:
         """Answer a question and yield what happens; the last event is an :class:`~rksc_agents.types.Answer`.
 
-        Closing the iterator cancels the run and frees its rows and KV.
+        The run starts with the first event asked for. Closing the iterator cancels it and frees its rows and KV.
         """
-        events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        future = self._submit(question, strategy, sampling, emit=events.put)
-        future.add_done_callback(lambda _: events.put(None))
-        return self._stream(events, future)
+        return self._stream(self._prepared(question, strategy, sampling))
 
-    @staticmethod
-    def _stream(events: queue.SimpleQueue[Event | None], future: Future[ReasoningResult]) -> Iterator[Event]:
+    def _stream(self, run: Run) -> Iterator[Event]:
+        events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        future = self._engine.submit(lambda session: run(session, events.put))
+        future.add_done_callback(lambda _: events.put(None))
         try:
             while (event := events.get()) is not None:
                 yield event
@@ -220,7 +237,8 @@ class RKSCReasoner:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        future = self._submit(question, strategy, sampling, emit=put)
+        run = self._prepared(question, strategy, sampling)
+        future = self._engine.submit(lambda session: run(session, put))
         future.add_done_callback(lambda _: put(None))
         try:
             while (event := await events.get()) is not None:
@@ -232,12 +250,13 @@ class RKSCReasoner:
     # -- one request ----------------------------------------------------------------------------
 
     def _submit(
-        self,
-        question: Prompt,
-        strategy: Strategy | str | None,
-        changes: dict[str, Any],
-        emit: Emit | None = None,
+        self, question: Prompt, strategy: Strategy | str | None, changes: dict[str, Any]
     ) -> Future[ReasoningResult]:
+        run = self._prepared(question, strategy, changes)
+        return self._engine.submit(lambda session: run(session, None))
+
+    def _prepared(self, question: Prompt, strategy: Strategy | str | None, changes: dict[str, Any]) -> Run:
+        """Check everything and render the prompt; what is left is to run."""
         chosen = self.strategy if strategy is None else _strategy(strategy)
         sampling = self.sampling.replace(**changes) if changes else self.sampling
         tokens = self._codec.encode(question)
@@ -245,11 +264,11 @@ class RKSCReasoner:
             raise PromptTooLongError(len(tokens), self._engine.context)
         opened = self._codec.opens_thinking(tokens)
 
-        def solve(session: Session) -> Coroutine[Any, Any, ReasoningResult]:
+        def run(session: Session, emit: Emit | None) -> Coroutine[Any, Any, ReasoningResult]:
             problem = Problem(session, tokens, sampling, chosen.measure, chosen.extractor, opened, emit)
             return self._solve(chosen, problem)
 
-        return self._engine.submit(solve)
+        return run
 
     async def _solve(self, strategy: Strategy, problem: Problem) -> ReasoningResult:
         outcome = await strategy.solve(problem)

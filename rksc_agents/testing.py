@@ -28,7 +28,7 @@ from rksc_agents.cache.budget import Budget
 from rksc_agents.cache.store import LayerShape, Layout, Segment, Tail
 from rksc_agents.cache.tree import Node, Tree
 from rksc_agents.config import EngineConfig, Sampling
-from rksc_agents.errors import RKSCError
+from rksc_agents.errors import ConfigError, RKSCError
 from rksc_agents.model.plan import Run
 from rksc_agents.model.text import TextCodec
 from rksc_agents.reasoner import RKSCReasoner
@@ -77,6 +77,7 @@ class ScriptedRunner:
     splittable = True
     chunked = True
     shares = True
+    retryable = True
 
     def __init__(self, next_logits: NextLogits, vocabulary: int, budget: Budget) -> None:
         self.next_logits = next_logits
@@ -144,7 +145,9 @@ class _Script:
     def _weighted(self, answers: str | Sequence[str] | Mapping[str, float]) -> list[tuple[tuple[int, ...], float]]:
         if isinstance(answers, str):
             answers = [answers]
-        pairs = answers.items() if isinstance(answers, Mapping) else [(answer, 1.0) for answer in answers]
+        pairs = list(answers.items()) if isinstance(answers, Mapping) else [(answer, 1.0) for answer in answers]
+        if not all(weight > 0 for _, weight in pairs):
+            raise ConfigError(f"the weights of {dict(pairs)} must all be above 0")
         return [(self._written(answer), float(weight)) for answer, weight in pairs]
 
     def _written(self, answer: str) -> tuple[int, ...]:

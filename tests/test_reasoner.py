@@ -281,7 +281,7 @@ def test_a_users_own_strategy(reasoner: RKSCReasoner) -> None:
     [
         (lambda: SelfConsistency(branches=0), "greater than or equal to 1"),
         (lambda: SelfConsistency(branches=8, vote="plurality"), "majority"),
-        (lambda: SelfConsistency(stop=1.5), "0.5 to below 1"),
+        (lambda: SelfConsistency(stop=1.5), "above 0.5 and below 1"),
         (lambda: SelfConsistency(confidence="gut"), "mean-top-probability"),
         (lambda: Direct(extract="magic"), "boxed"),
         (lambda: BestOfN(branch=3), "branches"),

@@ -29,6 +29,7 @@ class LayerShape:
 
     @property
     def token_bytes(self) -> int:
+        """Bytes of one token."""
         return self.heads * (self.key_width + self.value_width) * self.dtype.itemsize
 
 
@@ -163,10 +164,10 @@ class Tail:
         capacity = self._capacity_for(tokens)
         if capacity == self.capacity:
             return
-        self._take(self.growth(tokens))
+        nbytes, self.capacity = self.growth(tokens), capacity
+        self._take(nbytes)
         for layer, (k, v) in self.kv.items():
             self.kv[layer] = (_regrown(k, self.length, capacity), _regrown(v, self.length, capacity))
-        self.capacity = capacity
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store the new tokens' keys and values of a layer, shapes [rows, heads, new, width]."""

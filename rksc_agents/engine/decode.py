@@ -63,11 +63,16 @@ class Decodes:
         needed = self.space.runner.most_bytes([base.end for base in bases], most)
         if not self.space.reserve(bases, needed):
             return "full"
-        job.tail = self.space.tail(bases, most, needed)
         job.rows = [self._row(job, index, cursor) for index, cursor in enumerate(job.cursors)]
+        self.jobs.append(job)  # from here on `end` gives everything back
+        try:
+            job.tail = self.space.tail(bases, most, needed)
+        except BaseException:
+            self.space.budget.settle(needed)
+            raise
         job.logits = torch.stack([cursor.logits for cursor in job.cursors if cursor.logits is not None])
         job.ledger.start()
-        self.jobs.append(job)
+        self.observe(job)
         return "running"
 
     def _row(self, job: DecodeJob, index: int, cursor: Cursor) -> Row:

@@ -14,7 +14,7 @@ from rksc_agents.cache.budget import Budget
 from rksc_agents.config import EngineConfig
 from rksc_agents.engine.scheduler import Scheduler
 from rksc_agents.engine.session import Session
-from rksc_agents.errors import EngineClosedError
+from rksc_agents.errors import EngineClosedError, EngineError
 from rksc_agents.model.protocol import Runner
 from rksc_agents.model.text import TextCodec
 
@@ -58,6 +58,7 @@ class Engine:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._cut: set[asyncio.Task[Any]] = set()
+        self._gate = threading.Lock()
         self._closing = False
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, args=(make_runner, started), name="rksc-engine", daemon=True)
@@ -80,9 +81,12 @@ class Engine:
         EngineClosedError
             If the engine was closed.
         """
-        if self._closing:
-            raise EngineClosedError("the engine is closed: make a new reasoner")
-        return asyncio.run_coroutine_threadsafe(self._request(solve), self._loop)
+        if threading.current_thread() is self._thread:
+            raise EngineError("a call from the engine's own thread would wait for itself: await the session's verbs")
+        with self._gate:
+            if self._closing:
+                raise EngineClosedError("the engine is closed: make a new reasoner")
+            return asyncio.run_coroutine_threadsafe(self._request(solve), self._loop)
 
     async def _request(self, solve: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
         if self._closing:
@@ -111,12 +115,14 @@ class Engine:
         return self.submit(looked).result()
 
     def close(self) -> None:
-        """Cancel what runs, free all KV and end the thread. Closing twice does nothing."""
-        if self._closing:
-            return
-        self._closing = True
-        self._loop.call_soon_threadsafe(lambda: None)
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
+        """Cancel what runs, free all KV and end the thread. Closing twice does nothing.
+
+        Waits for the step that runs now, and for user code that a request has called.
+        """
+        with self._gate:
+            if not self._closing:
+                self._closing = True
+                self._loop.call_soon_threadsafe(self._closer)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -137,7 +143,10 @@ class Engine:
         started.set_result(None)
         try:
             self._loop.run_until_complete(self._run())
-        finally:
+        finally:  # also where the loop itself has failed: nobody may wait for ever
+            with self._gate:
+                self._closing = True
+            self._loop.run_until_complete(self._stop())
             self.runner.close()
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
@@ -159,6 +168,9 @@ class Engine:
     async def _turns(self) -> None:
         for _ in range(_TURNS):
             await asyncio.sleep(0)
+
+    def _closer(self) -> None:
+        self._stopping = self._loop.create_task(self._stop())
 
     async def _stop(self) -> None:
         for task in list(self._tasks):

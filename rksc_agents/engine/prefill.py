@@ -29,8 +29,19 @@ class Prefills:
         self.jobs: list[PrefillJob] = []
 
     def most_bytes(self, job: PrefillJob) -> int:
-        """Bytes the job holds at its peak."""
-        return self.space.runner.most_bytes([0], len(job.tokens))
+        """Bytes the job holds at its peak if nothing of it is there yet."""
+        return sum(self._shares(self._cuts(job, 0, 0), 0))
+
+    def _cuts(self, job: PrefillJob, start: int, known: int) -> list[int]:
+        """Where nodes end: at the sequence's end, and where a model with recurrent states can go on from later."""
+        total = len(job.tokens)
+        cuts = {total} if self.space.runner.splittable else {known, total - 1, total}
+        return sorted(cut for cut in cuts if cut > start)
+
+    def _shares(self, cuts: list[int], start: int) -> list[int]:
+        """Bytes each piece takes at most."""
+        most_bytes = self.space.runner.most_bytes
+        return [most_bytes([at], cut - at) for at, cut in zip([start, *cuts[:-1]], cuts, strict=True)]
 
     def admit(self, job: PrefillJob) -> Verdict:
         """Let the job run, unless another computes tokens now that it can reuse, or there is no room."""
@@ -38,12 +49,10 @@ class Prefills:
         # At least one token is computed: its logits are what decoding starts from.
         match = space.tree.match(job.tokens, total - 1)
         base, known = match.node, match.node.end + match.beyond
-        if any(_common_length(job.tokens, other.tokens) > known for other in self.jobs):
+        if any(min(_common_length(job.tokens, other.tokens), total - 1) > known for other in self.jobs):
             return "later"
-        cuts = {total} if space.runner.splittable else {known, total - 1, total}
-        job.cuts = sorted(cut for cut in cuts if cut > base.end)
-        starts = [base.end, *job.cuts[:-1]]
-        shares = [space.runner.most_bytes([at], cut - at) for at, cut in zip(starts, job.cuts, strict=True)]
+        job.cuts = self._cuts(job, base.end, known)
+        shares = self._shares(job.cuts, base.end)
         if not space.reserve([base], sum(shares)):
             return "full"
         job.base, job.shares = base, shares
@@ -58,8 +67,8 @@ class Prefills:
 
     def _open_piece(self, job: PrefillJob) -> None:
         assert job.base is not None
-        share = job.shares.pop(0)
-        job.tail = self.space.tail([job.base], job.cuts[0] - job.base.end, share)
+        job.tail = self.space.tail([job.base], job.cuts[0] - job.base.end, job.shares[0])
+        job.shares.pop(0)  # the tail has it now
 
     def run(self, job: PrefillJob, taken: int) -> Run | None:
         """What the job computes in this step, in which other prompts have taken `taken` tokens; None if nothing."""

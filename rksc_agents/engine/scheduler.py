@@ -7,7 +7,7 @@ pieces, so that a long prompt does not stall them. Work is admitted in the order
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Iterator
 
 from torch import Tensor
@@ -51,7 +51,7 @@ class Scheduler:
         self.tree = self.space.tree
         self.prefills = Prefills(self.space, config.prefill_chunk)
         self.decodes = Decodes(self.space, codec, context, config.max_rows)
-        self.waiting: deque[Job] = deque()
+        self.waiting: list[Job] = []
         self.wake = asyncio.Event()
 
     @property
@@ -67,11 +67,15 @@ class Scheduler:
         KVBudgetError
             If the job alone needs more than the whole budget.
         """
-        needed = self.prefills.most_bytes(job) if isinstance(job, PrefillJob) else self.decodes.most_bytes(job)
+        needed = self._most_bytes(job)
         if needed > self.budget.limit:
             raise KVBudgetError(needed, self.budget.limit)
-        self.waiting.append(job)
+        # The older request first, so that two requests cannot evict each other's prompts for ever.
+        insort(self.waiting, job, key=lambda waiting: waiting.ledger.submitted)
         self.wake.set()
+
+    def _most_bytes(self, job: Job) -> int:
+        return self.prefills.most_bytes(job) if isinstance(job, PrefillJob) else self.decodes.most_bytes(job)
 
     def cancel(self, job: Job) -> None:
         """Drop a job and free what it holds, at once; a job that has ended is left alone."""
@@ -110,17 +114,20 @@ class Scheduler:
     def _admit(self) -> None:
         passed_over: list[Job] = []
         while self.waiting:
-            job = self.waiting.popleft()
+            job = self.waiting.pop(0)
             try:
                 verdict = self.prefills.admit(job) if isinstance(job, PrefillJob) else self.decodes.admit(job)
             except Exception as error:
                 self._fail(job, error)
                 continue
+            if verdict == "full" and not (self.prefills.jobs or self.decodes.jobs):
+                self._fail(job, KVBudgetError(self._most_bytes(job), self.budget.limit))  # it would wait for ever
+                continue
             if verdict in ("later", "full"):
                 passed_over.append(job)
             if verdict == "full":  # nobody overtakes a job that waits for room, or it would wait for ever
                 break
-        self.waiting.extendleft(reversed(passed_over))
+        self.waiting[:0] = passed_over
 
     def _take(self, job: Job, logits: Tensor) -> None:
         if isinstance(job, DecodeJob):
@@ -132,8 +139,8 @@ class Scheduler:
         try:
             logits = self.runner.forward([run for _, run in runs])
         except Exception as error:
-            if len(runs) == 1 or not self.runner.splittable:
-                for job, _ in runs:  # recurrent states may be half updated: none of these can go on
+            if len(runs) == 1 or not self.runner.retryable:
+                for job, _ in runs:
                     self._fail(job, error)
                 return
             for each in runs:  # find out whose fault it is

@@ -17,7 +17,7 @@ from rksc_agents.engine.decode import EvictedError
 from rksc_agents.engine.jobs import DecodeJob, OnToken, PrefillJob
 from rksc_agents.engine.ledger import Ledger
 from rksc_agents.engine.scheduler import Scheduler
-from rksc_agents.errors import PromptTooLongError
+from rksc_agents.errors import ConfigError, PromptTooLongError
 from rksc_agents.model.sampling import Sampler
 
 P = ParamSpec("P")
@@ -88,6 +88,8 @@ class Session:
 
     def fork(self, cursor: Cursor, n: int) -> list[Cursor]:
         """Make `n` cursors at the place of `cursor`. Computes and copies nothing."""
+        if cursor.released:
+            raise ConfigError("a released cursor cannot be forked: release it after its last use")
         forks = [Cursor(cursor.tokens, cursor.node, cursor.logits, cursor.depth) for _ in range(n)]
         for fork in forks:
             self._scheduler.tree.ref(fork.node)
@@ -115,6 +117,8 @@ class Session:
         on_token : callable or None
             Called in the engine's thread with index, token and new text; must not block.
         """
+        if any(cursor.released for cursor in cursors):
+            raise ConfigError("a released cursor cannot be decoded: release it after its last use")
         first = self._next_generator
         self._next_generator += len(cursors)
         generators = [Sampler.generator(sampling.seed, first + i) for i in range(len(cursors))]
@@ -167,13 +171,16 @@ class Session:
         for cursor in cursors:
             if not cursor.ready:
                 lacking.setdefault(cursor.tokens, []).append(cursor)
-        made = await asyncio.gather(
-            *(
-                self._prefill(tokens, depth=same[0].depth, why="continue" if same[0].node.alive else "evicted")
-                for tokens, same in lacking.items()
-            )
-        )
-        for fresh, same in zip(made, lacking.values(), strict=True):
+        tasks = []
+        try:
+            async with asyncio.TaskGroup() as group:  # if one fails, the others are cancelled
+                for tokens, same in lacking.items():
+                    why: Why = "continue" if same[0].node.alive else "evicted"
+                    tasks.append(group.create_task(self._prefill(tokens, depth=same[0].depth, why=why)))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        for task, same in zip(tasks, lacking.values(), strict=True):
+            fresh = task.result()
             for cursor in same:
                 tree.unref(cursor.node)
                 tree.ref(fresh.node)

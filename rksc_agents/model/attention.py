@@ -55,13 +55,14 @@ def tree_attention(
     out, lse = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
     for read in plan.reads(window):
         k, v = read.segment.kv[layer]
-        more, more_lse = attend(q[read.rows][None], k[None, :, read.skip :], v[None, :, read.skip :], mask=read.mask)
-        if isinstance(read.rows, slice):
-            _merge_(out[read.rows], lse[read.rows], more[0], more_lse[0])
+        rows = read.rows if isinstance(read.rows, slice) else read.rows.to(q.device)  # a layer may be elsewhere
+        more, more_lse = attend(q[rows][None], k[None, :, read.skip :], v[None, :, read.skip :], mask=read.mask)
+        if isinstance(rows, slice):
+            _merge_(out[rows], lse[rows], more[0], more_lse[0])
         else:
-            some, some_lse = out[read.rows], lse[read.rows]
+            some, some_lse = out[rows], lse[rows]
             _merge_(some, some_lse, more[0], more_lse[0])
-            out[read.rows], lse[read.rows] = some, some_lse
+            out[rows], lse[rows] = some, some_lse
     if sinks is not None:
         out *= torch.sigmoid(lse - sinks.to(lse.dtype))[..., None]
     return out.to(q.dtype)

@@ -16,6 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from rksc_agents.errors import EngineError
+
 ROWS = (1, 8, 32, 256)
 """Rows at which packed and plain are compared: one branch, the default, several requests, a piece of a prompt."""
 
@@ -103,11 +105,21 @@ def _pack(layer: nn.Linear, tied: bool) -> Callable[[], None]:
     restore = _override(layer, lambda x: packed_linear(x, weight, bias))
     layer.weight.data = layer.weight.new_empty(0, 0)
 
+    guard = layer.register_state_dict_pre_hook(_refuse_to_save)
+
     def undo() -> None:
+        guard.remove()
         restore()
         layer.weight.data = weight.to_dense()
 
     return undo
+
+
+def _refuse_to_save(*_: object) -> None:
+    raise EngineError(
+        "the model's weights are packed while a reasoner uses it, and cannot be saved: close() the reasoner first, "
+        "or make it with EngineConfig(fast_linears=False)"
+    )
 
 
 def _candidates(model: nn.Module) -> dict[str, nn.Linear]:
@@ -174,10 +186,13 @@ def _times(product: Callable[[Tensor, Tensor], Tensor], weights: list[Tensor], r
 def compiled_blocks(model: nn.Module, *, enabled: bool) -> Iterator[None]:
     """Compile the model's feed-forward blocks for the length of the block, if `enabled`."""
     blocks = [m for name, m in model.named_modules() if enabled and name.rsplit(".", 1)[-1] in ("mlp", "feed_forward")]
+    before = [vars(block).get("forward") for block in blocks]  # someone else's hook
     for block in blocks:
         vars(block)["forward"] = torch.compile(block.forward, dynamic=True)
     try:
         yield
     finally:
-        for block in blocks:
+        for block, forward in zip(blocks, before, strict=True):
             del vars(block)["forward"]
+            if forward is not None:
+                vars(block)["forward"] = forward

@@ -42,6 +42,8 @@ def partial_attention(
     out : Tensor [batch, queries, heads, value_width], float32 at least
     lse : Tensor [batch, queries, heads], float32 at least
     """
+    if mask is not None:  # a layer may be on another device; the least number of 16 bits stands for MASKED
+        mask = mask.clamp_min(torch.finfo(q.dtype).min / 2).to(q.device, q.dtype)
     fits = HAS_FLASH and softcap is None and q.device.type == "cpu" and q.shape[-1] == v.shape[-1]
     if not fits:
         return plain_attention(q, k, v, scale=scale, causal=causal, mask=mask, softcap=softcap)

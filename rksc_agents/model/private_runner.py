@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,10 +18,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from rksc_agents.cache.budget import Budget
-from rksc_agents.cache.store import Layout
 from rksc_agents.cache.tree import Node, Tree
-from rksc_agents.config import EngineConfig
-from rksc_agents.model.linear import compiled_blocks, fast_linears
+from rksc_agents.model.borrowed import BorrowedModel
 from rksc_agents.model.plan import Run
 from rksc_agents.model.protocol import input_device
 
@@ -103,7 +101,7 @@ class PrivateTail:
         self._promised = 0
 
 
-class PrivateRunner:
+class PrivateRunner(BorrowedModel):
     """Runs any causal language model, one row at a time.
 
     The interface is that of :class:`rksc_agents.model.runner.TreeRunner`.
@@ -112,22 +110,24 @@ class PrivateRunner:
     splittable = False
     chunked = False
     shares = False
+    retryable = False  # a row's own cache may have grown before another row failed
 
     def __init__(self, model: PreTrainedModel, budget: Budget) -> None:
-        self.model = model
+        super().__init__(model)
         self.budget = budget
         self.device = input_device(model)
-        self.packed: frozenset[str] = frozenset()
-        self._undo = ExitStack()
         self.passes = 0
         self.tokens_computed = 0
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         # Purely recurrent models take a mask for padding only, of the new tokens' length.
         self._masked = any(isinstance(layer, CacheLayerMixin) for layer in DynamicCache(config=model.config).layers)
-        sizes = [self._cache_bytes_after(n) for n in (1, 2)]
+        try:
+            sizes = [self._cache_bytes_after(n) for n in (1, 2)]
+        except BaseException:
+            self.close()
+            raise
         self._token_bytes = sizes[1] - sizes[0]
         self._fixed_bytes = sizes[0] - self._token_bytes
-        self.layout = Layout({}, self._fixed_bytes)
 
     @property
     def token_bytes(self) -> int:
@@ -143,15 +143,6 @@ class PrivateRunner:
     def attached(self) -> Iterator[None]:
         """Nothing to switch: the model runs as it is."""
         yield
-
-    def speed_up(self, config: EngineConfig) -> None:
-        """Pack linear layers and compile blocks, as far as `config` asks for it."""
-        self._undo.enter_context(compiled_blocks(self.model, enabled=config.compile))
-        self.packed = self._undo.enter_context(fast_linears(self.model, config.fast_linears))
-
-    def close(self) -> None:
-        """Leave the model as it was found."""
-        self._undo.close()
 
     def tree(self) -> Tree:
         return Tree(self.budget, splittable=False)

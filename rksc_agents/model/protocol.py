@@ -40,6 +40,8 @@ class Runner(Protocol):
         Whether a prompt can be computed in pieces.
     shares : bool
         Whether branches read one copy of what they have in common.
+    retryable : bool
+        Whether a pass that failed leaves everything as it was.
     passes, tokens_computed : int
         Forward passes made and tokens computed in them, since the start.
     """
@@ -50,6 +52,8 @@ class Runner(Protocol):
     def chunked(self) -> bool: ...
     @property
     def shares(self) -> bool: ...
+    @property
+    def retryable(self) -> bool: ...
     @property
     def passes(self) -> int: ...
     @property
@@ -67,6 +71,13 @@ class Runner(Protocol):
 def input_device(model: PreTrainedModel) -> torch.device:
     """Where a model takes its tokens; a dispatched model has its layers on several devices."""
     weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight.device
+
+
+def output_device(model: PreTrainedModel) -> torch.device:
+    """Where a model computes its logits."""
+    weight = model.get_output_embeddings().weight
     assert isinstance(weight, Tensor)
     return weight.device
 

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,20 +19,19 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from rksc_agents.cache.budget import Budget
-from rksc_agents.cache.store import LayerShape, Layout, Segment, Tail
+from rksc_agents.cache.store import LayerShape, Layout, Segment, State, Tail
 from rksc_agents.cache.tree import Node, Tree
-from rksc_agents.config import EngineConfig
 from rksc_agents.errors import EngineError
 from rksc_agents.model.attention import tree_attention
-from rksc_agents.model.linear import compiled_blocks, fast_linears
+from rksc_agents.model.borrowed import BorrowedModel
 from rksc_agents.model.plan import Plan, Run
-from rksc_agents.model.protocol import input_device
+from rksc_agents.model.protocol import input_device, output_device
 from rksc_agents.model.tree_cache import LayerKinds, StateSlot, TreeCache, cat_states, split_states
 
 _names = itertools.count()
 
 
-class TreeRunner:
+class TreeRunner(BorrowedModel):
     """Runs a Hugging Face causal language model on the KV tree.
 
     Parameters
@@ -53,12 +52,10 @@ class TreeRunner:
     """
 
     def __init__(self, model: PreTrainedModel, budget: Budget) -> None:
-        self.model = model
+        super().__init__(model)
         self.budget = budget
         self.kinds = LayerKinds(model.config)
         self.device = input_device(model)
-        self.packed: frozenset[str] = frozenset()
-        self._undo = ExitStack()
         self.passes = 0
         self.tokens_computed = 0
         self._plan: Plan | None = None
@@ -67,10 +64,15 @@ class TreeRunner:
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         self._seen: dict[int, LayerShape] = {}
         self._slots: list[StateSlot] = []
-        self.layout = self._measure()
+        try:
+            self.layout = self._measure()
+        except BaseException:
+            self.close()
+            raise
         self.splittable = not self.kinds.linear
         self.chunked = True
         self.shares = True
+        self.retryable = True
 
     # -- the model, borrowed --------------------------------------------------------------------
 
@@ -117,15 +119,6 @@ class TreeRunner:
             state = [torch.cat(parts) for parts in zip(*(p.state for p in payloads), strict=True)]  # type: ignore[union-attr]
         return Tail(self.layout, self.budget, len(bases), most, state=state, promised=promised)
 
-    def speed_up(self, config: EngineConfig) -> None:
-        """Pack linear layers and compile blocks, as far as `config` asks for it."""
-        self._undo.enter_context(compiled_blocks(self.model, enabled=config.compile))
-        self.packed = self._undo.enter_context(fast_linears(self.model, config.fast_linears))
-
-    def close(self) -> None:
-        """Leave the model as it was found."""
-        self._undo.close()
-
     def tree(self) -> Tree:
         """An empty tree for this model."""
         return Tree(self.budget, splittable=self.splittable)
@@ -142,7 +135,10 @@ class TreeRunner:
             Logits after the last new token of each row of the runs that want logits, in order.
         """
         parts = [list(runs)] if self.splittable else _by_shape(runs)
-        logits = {id(run): part for group in parts for run, part in self._forward_group(group)}
+        states: list[tuple[Tail, State]] = []
+        logits = {id(run): part for group in parts for run, part in self._forward_group(group, states)}
+        for tail, state in states:  # only now, so that a pass that failed can be tried again
+            tail.set_state(state)
         for run in runs:
             run.tail.length += run.width
         wanted = [logits[id(run)] for run in runs if run.wants_logits]
@@ -150,7 +146,7 @@ class TreeRunner:
             return torch.empty(0, self.model.config.get_text_config().vocab_size)
         return torch.cat(wanted) if len(wanted) > 1 else wanted[0]
 
-    def _forward_group(self, runs: list[Run]) -> list[tuple[Run, Tensor]]:
+    def _forward_group(self, runs: list[Run], states: list[tuple[Tail, State]]) -> list[tuple[Run, Tensor]]:
         plan = Plan(runs, self.device)
         ids = torch.tensor(plan.tokens, device=self.device)
         rows = [len(run.tokens) for run in runs]
@@ -161,15 +157,14 @@ class TreeRunner:
         cache = self._cache_for(runs)
         self._plan, self._lent = plan, []
         try:
-            logits = self._call(grid, plan.positions, cache, torch.tensor(keep, dtype=torch.long, device=self.device))
+            logits = self._call(grid, plan.positions, cache, torch.tensor(keep, dtype=torch.long))
         finally:
             self._plan, self._lent = None, []
         self.passes += 1
         self.tokens_computed += len(plan.positions)
         if self._slots:
-            states = split_states(cache.state(self._slots), rows)
-            for run, state in zip(runs, states, strict=True):
-                _tail(run).set_state(state)
+            parts = split_states(cache.state(self._slots), rows)
+            states += [(_tail(run), state) for run, state in zip(runs, parts, strict=True)]
         flat = logits.flatten(0, 1)
         wanted = [run for run in runs if run.wants_logits] if self.splittable else runs
         if not wanted:
@@ -190,8 +185,10 @@ class TreeRunner:
             "use_cache": True,
         }
         if "logits_to_keep" in self._takes:
+            keep = keep.to(output_device(self.model))
             return self.model(**arguments, logits_to_keep=keep).logits  # type: ignore[no-any-return]
-        return self.model(**arguments).logits[:, keep]  # type: ignore[no-any-return]
+        logits = self.model(**arguments).logits
+        return logits[:, keep.to(logits.device)]  # type: ignore[no-any-return]
 
     # -- attention ------------------------------------------------------------------------------
 

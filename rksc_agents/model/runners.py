@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from rksc_agents.cache.budget import Budget
 from rksc_agents.config import EngineConfig
-from rksc_agents.errors import UnsupportedModelError
+from rksc_agents.errors import ConfigError, UnsupportedModelError
 from rksc_agents.model.plan import Run
 from rksc_agents.model.private_runner import PrivateRunner
-from rksc_agents.model.protocol import vocabulary_size
+from rksc_agents.model.protocol import context_length, vocabulary_size
 from rksc_agents.model.runner import TreeRunner
 from rksc_agents.model.tree_cache import LayerKinds
 
@@ -46,14 +46,20 @@ def make_runner(
     settings = config if config is not None else EngineConfig()
     reason = _why_not_on_the_tree(model)
     if reason is None:
+        runner: TreeRunner | None = None
         try:
-            runner = TreeRunner(model, budget)
+            runner = TreeRunner(model, Budget(2**62))  # what is tried here counts against nobody's budget
             reason = _difference(runner, model)
+        except ConfigError:
+            raise
         except Exception as error:
             reason = f"the tree does not run it ({type(error).__name__}: {error})"
-        if reason is None:
+        if reason is None and runner is not None:
+            runner.budget = budget
             runner.speed_up(settings)
             return runner
+        if runner is not None:
+            runner.close()
     warnings.warn(
         f"{type(model).__name__} runs with one KV cache per branch, because {reason}; "
         "answers are the same, memory and time grow with the number of branches",
@@ -62,6 +68,8 @@ def make_runner(
     )
     try:
         fallback = PrivateRunner(model, budget)
+    except ConfigError:
+        raise
     except Exception as error:
         raise UnsupportedModelError(f"{type(model).__name__} cannot be run with a cache: {error}") from error
     fallback.speed_up(settings)
@@ -77,6 +85,8 @@ def _why_not_on_the_tree(model: PreTrainedModel) -> str | None:
         return f"it has layers of the kinds {', '.join(sorted(kinds.unsupported))}"
     if not kinds.windows:
         return "it has no attention layers"
+    if kinds.changing_rope and context_length(model) > kinds.changing_rope:
+        return "its rotary embedding depends on the length of the sequence"
     if not model._can_set_attn_implementation():
         return "its attention cannot be exchanged"
     return None

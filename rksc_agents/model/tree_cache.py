@@ -60,6 +60,8 @@ class LayerKinds:
         Layers with recurrent or convolution states, and how many each has.
     reusing : bool
         Whether some layers store nothing, which they do when they reuse another layer's KV.
+    changing_rope : int
+        Length from which the rotary embedding of all positions changes (longrope, dynamic scaling); 0 for never.
     unsupported : set of str
         Kinds of layers that the tree cannot hold.
     """
@@ -70,6 +72,7 @@ class LayerKinds:
         self.reusing = False
         self.unsupported: set[str] = set()
         text_config = config.get_text_config(decoder=True)
+        self.changing_rope = _changing_rope(text_config)
         layers = DynamicCache(config=config).layers
         chunked = "chunked_attention" in (getattr(text_config, "layer_types", None) or ())
         if chunked or getattr(text_config, "attention_chunk_size", None) is not None:
@@ -86,6 +89,17 @@ class LayerKinds:
             else:
                 self.unsupported.add(type(layer).__name__)
         self.count = len(layers)
+
+
+def _changing_rope(config: PreTrainedConfig) -> int:
+    given = getattr(config, "rope_parameters", None) or {}
+    ropes = [given] if "rope_type" in given else [rope for rope in given.values() if isinstance(rope, dict)]
+    lengths = [
+        int(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
+        for rope in ropes
+        if rope.get("rope_type") in ("longrope", "dynamic")
+    ]
+    return min(lengths, default=0)
 
 
 StateSlot = tuple[int, str, int]
@@ -144,8 +158,8 @@ def _put(layer: Any, kind: str, which: int, tensor: Tensor) -> None:
 
 
 def cat_states(states: list[State]) -> State:
-    """The states of several groups of rows as one batch."""
-    return states[0] if len(states) == 1 else [torch.cat(tensors) for tensors in zip(*states, strict=True)]
+    """The states of several groups of rows as one batch, copied: layers change them in place."""
+    return [torch.cat(tensors) for tensors in zip(*states, strict=True)]
 
 
 def split_states(state: State, rows: list[int]) -> list[State]:

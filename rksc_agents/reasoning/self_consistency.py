@@ -46,8 +46,8 @@ class SelfConsistency(Strategy):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        if isinstance(self.stop, float) and not 0.5 <= self.stop < 1.0:
-            raise ConfigError(f"SelfConsistency.stop = {self.stop}: give a probability from 0.5 to below 1")
+        if isinstance(self.stop, float) and not 0.5 < self.stop < 1.0:
+            raise ConfigError(f"SelfConsistency.stop = {self.stop}: give a probability above 0.5 and below 1")
 
     async def solve(self, problem: Problem) -> Outcome:
         root = await problem.prefill()

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from rksc_agents.config import Config, Sampling
 from rksc_agents.engine.cursor import Completion, Cursor
 from rksc_agents.engine.session import Decoding, Session
 from rksc_agents.errors import ConfigError
 from rksc_agents.model.thinking import split_thinking
-from rksc_agents.reasoning.answers import EXTRACTORS, AnswerExtractor, extract_answer
+from rksc_agents.reasoning.answers import EXTRACTORS, AnswerExtractor
 from rksc_agents.reasoning.voting import Ballot
 from rksc_agents.types import Branch, BranchEnd, BranchToken, Event, Vote, VoteChanged
-from rksc_agents.verify.confidence import CONFIDENCE, Confidence
-
-T = TypeVar("T")
+from rksc_agents.verify.confidence import Confidence, confidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +53,16 @@ class Strategy(Config):
     @property
     def measure(self) -> Confidence:
         """The confidence measure that `confidence` names."""
-        return _named("confidence", self.confidence, CONFIDENCE)
+        return confidence(self.confidence)
 
     @property
     def extractor(self) -> AnswerExtractor:
         """The extractor that `extract` names."""
-        return _named("extract", self.extract, {"auto": extract_answer, **EXTRACTORS})
+        if not isinstance(self.extract, str):
+            return self.extract
+        if self.extract not in EXTRACTORS:
+            raise ConfigError(f"extract = {self.extract!r}: give one of {', '.join(sorted(EXTRACTORS))}, or a function")
+        return EXTRACTORS[self.extract]
 
     @abstractmethod
     async def solve(self, problem: Problem) -> Outcome:
@@ -79,8 +81,6 @@ class Problem:
         The prompt.
     sampling : Sampling
         How tokens are drawn.
-    branches : list of Branch
-        Branches that ended or were cancelled so far, in the order they were forked.
     cursors : dict of int to Cursor
         Where each branch that ended can go on from.
     """
@@ -92,8 +92,14 @@ class Problem:
     extractor: AnswerExtractor
     thinking_opened: bool = False
     emit: Callable[[Event], None] | None = None
-    branches: list[Branch] = field(default_factory=list)
     cursors: dict[int, Cursor] = field(default_factory=dict)
+    _ended_at: dict[int, Branch] = field(default_factory=dict)
+    _forked: int = 0
+
+    @property
+    def branches(self) -> list[Branch]:
+        """Branches that ended or were cancelled so far, in the order they were forked."""
+        return [self._ended_at[index] for index in sorted(self._ended_at)]
 
     async def prefill(self) -> Cursor:
         """The prompt's end, ready to be forked."""
@@ -105,7 +111,7 @@ class Problem:
 
         What still runs when the block ends is cancelled; `branches` then holds all of them.
         """
-        first = len(self.branches)
+        first, self._forked = self._forked, self._forked + len(cursors)
         done: dict[int, Branch] = {}
         on_token = None
         if self.emit is not None:
@@ -118,7 +124,7 @@ class Problem:
         async with run:
             yield self._ended(run, first, done)
         for completion in run.completions:
-            self.branches.append(done.get(completion.index) or await self._end(first, completion))
+            self._ended_at[first + completion.index] = done.get(completion.index) or await self._end(first, completion)
 
     async def _ended(self, run: Decoding, first: int, done: dict[int, Branch]) -> AsyncIterator[tuple[int, Branch]]:
         async for completion in run:
@@ -155,11 +161,3 @@ class Problem:
         indices = range(len(self.branches)) if among is None else among
         ended = [i for i in indices if self.branches[i].finish_reason != "cancelled"] or list(indices)
         return max(ended, key=lambda i: (self.branches[i].confidence, -i))
-
-
-def _named(field_name: str, value: str | T, known: Mapping[str, T]) -> T:
-    if not isinstance(value, str):
-        return value
-    if value not in known:
-        raise ConfigError(f"{field_name} = {value!r}: give one of {', '.join(sorted(known))}, or an object")
-    return known[value]

@@ -1,0 +1,59 @@
+"""A model on loan: claimed by one engine, made faster, and given back as it was."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from weakref import WeakSet
+
+from transformers import PreTrainedModel
+
+from rksc_agents.config import EngineConfig
+from rksc_agents.errors import ConfigError
+from rksc_agents.model.linear import compiled_blocks, fast_linears
+
+_on_loan: WeakSet[PreTrainedModel] = WeakSet()
+
+
+class BorrowedModel:
+    """Base of the runners.
+
+    Two engines on one model would switch its attention under each other's passes, so the second is refused.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        In evaluation mode.
+
+    Attributes
+    ----------
+    packed : frozenset of str
+        Names of the linear layers that were packed.
+
+    Raises
+    ------
+    ConfigError
+        If the model serves another engine, or is in training mode.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        if model.training:
+            raise ConfigError("the model is in training mode, in which dropout makes answers random: call model.eval()")
+        if model in _on_loan:
+            raise ConfigError(
+                "this model serves another reasoner: close() that one first, or ask it with another strategy, "
+                "which every call can name"
+            )
+        self.model = model
+        self.packed: frozenset[str] = frozenset()
+        self._undo = ExitStack()
+        _on_loan.add(model)
+        self._undo.callback(_on_loan.discard, model)
+
+    def speed_up(self, config: EngineConfig) -> None:
+        """Pack linear layers and compile blocks, as far as `config` asks for it."""
+        self._undo.enter_context(compiled_blocks(self.model, enabled=config.compile))
+        self.packed = self._undo.enter_context(fast_linears(self.model, config.fast_linears))
+
+    def close(self) -> None:
+        """Leave the model as it was found."""
+        self._undo.close()
