@@ -19,9 +19,9 @@ from rksc_agents.model.device import (
     default_device,
     default_dtype,
     doctor,
-    has_prepacked_linears,
     memory_bytes,
 )
+from rksc_agents.model.linear import packing_available
 
 
 @pytest.mark.parametrize(("present", "expected"), [(True, "cuda"), (False, "cpu")])
@@ -113,9 +113,9 @@ def test_features_are_looked_for_where_torch_keeps_them(monkeypatch: pytest.Monk
     assert attention_path("cpu") == "flash-cpu"
     assert attention_path("cuda") == "plain"
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    assert has_prepacked_linears() is hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    assert packing_available() is hasattr(torch.ops.mkldnn, "_linear_pointwise")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert has_prepacked_linears() is False
+    assert packing_available() is False
 
 
 def test_doctor_reports_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ import torch
 from rksc_agents.errors import ConfigError
 from rksc_agents.model.converted import ConvertedCopies
 from rksc_agents.model.gguf import bundled_gguf
+from rksc_agents.model.linear import packing_available
+from rksc_agents.model.partial import HAS_FLASH
 
 EXTRAS = ("gguf", "accelerate")
 """Optional packages whose presence `doctor` reports."""
@@ -92,15 +94,7 @@ def memory_bytes(device: torch.device | str) -> tuple[int, int] | None:
 
 def attention_path(device: torch.device | str) -> str:
     """Return "flash-cpu" where torch has its flash kernel for the CPU (with log-sum-exp), else "plain"."""
-    on_cpu = torch.device(device).type == "cpu"
-    has_kernel = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
-    return "flash-cpu" if on_cpu and has_kernel else "plain"
-
-
-def has_prepacked_linears() -> bool:
-    """Return whether this torch can prepack linear weights for the CPU (oneDNN)."""
-    names = ("_reorder_linear_weight", "_linear_pointwise")
-    return bool(torch.backends.mkldnn.is_available()) and all(hasattr(torch.ops.mkldnn, name) for name in names)
+    return "flash-cpu" if torch.device(device).type == "cpu" and HAS_FLASH else "plain"
 
 
 def doctor(
@@ -138,7 +132,7 @@ def doctor(
         "cpu_amx": cpu_has_amx(),
         "memory": {"total_bytes": memory[0], "free_bytes": memory[1]} if memory is not None else None,
         "attention": attention if attention is not None else attention_path(place),
-        "prepacked_linears": has_prepacked_linears(),
+        "prepacked_linears": packing_available(),
         "extras": {name: importlib.util.find_spec(name) is not None for name in EXTRAS},
         "default_model": str(bundled) if bundled is not None else None,
         "cache": {"path": str(copies.root), "copies": len(kept), "bytes": sum(copy.bytes for copy in kept)},
