@@ -45,6 +45,7 @@ def test_greedy_branches_equal_generate(name: str) -> None:
         return [a.tokens + b.tokens for a, b in zip([x for x in first for _ in (0, 1)], second, strict=True)]
 
     with tiny_engine(model, prefill_chunk=7) as engine:
+        assert isinstance(engine.runner, TreeRunner) == (name in ON_TREE)
         prompts = PROMPTS + branches
         futures = [engine.submit(lambda s, p=p: alone(s, p)) for p in prompts]
         results = [future.result(timeout=60) for future in futures]
@@ -84,6 +85,34 @@ def test_logits_equal_the_plain_model(name: str) -> None:
             expected = model(input_ids=sequence, use_cache=False).logits[0, -4:]
         ours = torch.stack([logits[row] for logits in got])
         assert (ours - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["LFM2 (hybrid)", "Qwen3.5 (hybrid)"])
+def test_states_at_the_root_and_beyond_do_not_mix(name: str) -> None:
+    """A piece that begins a prompt and one that goes on with another, equally wide, in one pass."""
+    model = tiny_model(name)
+    prompts = [PROMPTS[2], random_tokens(10, seed=77)]  # in pieces of 20, 9, 1 and 9, 1
+
+    async def solve(session: Session, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        (done,) = await session.decode([await session.prefill(prompt)], GREEDY.replace(max_tokens=12))
+        return done.tokens
+
+    failed = []
+    with tiny_engine(model, prefill_chunk=20) as engine:
+        forward = engine.runner.forward
+
+        def noting(runs: list[Run]) -> torch.Tensor:
+            try:
+                return forward(runs)
+            except Exception as error:  # the scheduler would try the requests one by one
+                failed.append(error)
+                raise
+
+        engine.runner.forward = noting  # type: ignore[method-assign,assignment]
+        futures = [engine.submit(lambda s, p=p: solve(s, p)) for p in prompts]
+        results = [future.result(timeout=60) for future in futures]
+    assert not failed
+    assert results == [generate(model, prompt, 12) for prompt in prompts]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 512])
