@@ -74,7 +74,7 @@ def test_parts_merge_to_the_whole(attend) -> None:  # type: ignore[no-untyped-de
     hidden[2] = True
     mask = torch.zeros(5, 8).masked_fill(hidden, -1e30)
     out, lse = attend(q, k[:, :, 8:], v[:, :, 8:], scale=0.3)
-    _merge_(out, lse, *attend(q, k[:, :, :8], v[:, :, :8], scale=0.3, mask=mask))
+    _merge_(out, lse, attend(q, k[:, :, :8], v[:, :, :8], scale=0.3, mask=mask))
     everything = torch.cat([hidden, torch.zeros(5, 12, dtype=torch.bool)], 1)
     assert (out - textbook(q, k, v, everything)).abs().max() < 1e-5
     whole = torch.einsum("bqhd,bhkd->bqhk", q, k.repeat_interleave(2, 1)) * 0.3

@@ -27,10 +27,10 @@ def loaded() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def reasoner(loaded: LoadedModel) -> Iterator[RKSCReasoner]:
-    with RKSCReasoner.from_model(
-        loaded.model, loaded.tokenizer, engine=EngineConfig(kv_budget=2**31), strategy="direct"
-    ) as made:
+def reasoner() -> Iterator[RKSCReasoner]:
+    """With a model of its own: one that serves a reasoner serves nobody else."""
+    engine = EngineConfig(kv_budget=2**31)
+    with RKSCReasoner.from_pretrained(dtype=torch.float32, engine=engine, strategy="direct") as made:
         yield made
 
 

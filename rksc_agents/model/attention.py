@@ -18,7 +18,7 @@ from rksc_agents.model.partial import partial_attention
 from rksc_agents.model.plan import OwnRead, Plan
 
 Part = tuple[Tensor, Tensor]
-"""Output [tokens, heads, width] and log-sum-exp [tokens, heads]."""
+"""Output [1, tokens, heads, width] and log-sum-exp [1, tokens, heads]."""
 
 
 def tree_attention(
@@ -39,7 +39,7 @@ def tree_attention(
         Who reads what. The new tokens' KV of this layer has been written to the tails.
     layer : int
         The layer whose KV is read.
-    q : Tensor [tokens, heads, width]
+    q : Tensor [1, tokens, heads, width]
         Queries, flat.
     window : int or None
         Sliding window in tokens, the query's own included.
@@ -48,21 +48,23 @@ def tree_attention(
 
     Returns
     -------
-    Tensor [tokens, heads, value_width]
+    Tensor [1, tokens, heads, value_width]
     """
     attend = partial(partial_attention, scale=scale, softcap=softcap)
     parts = [_own_tail(own, layer, q, attend) for own in plan.own(window)]
-    out, lse = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
-    for read in plan.reads(window):
-        k, v = read.segment.kv[layer]
+    out, lse = parts[0] if len(parts) == 1 else (torch.cat(part, 1) for part in zip(*parts, strict=True))
+    reads = plan.reads(window)
+    for number, read in enumerate(reads, 1):
+        k, v = (t[None] if read.skip == 0 else t[None, :, read.skip :] for t in read.segment.kv[layer])
+        if read.rows is None:
+            last = number == len(reads) and sinks is None
+            _merge_(out, lse, attend(q, k, v, mask=read.mask), last=last)
+            continue
         rows = read.rows if isinstance(read.rows, slice) else read.rows.to(q.device)  # a layer may be elsewhere
-        more, more_lse = attend(q[rows][None], k[None, :, read.skip :], v[None, :, read.skip :], mask=read.mask)
-        if isinstance(rows, slice):
-            _merge_(out[rows], lse[rows], more[0], more_lse[0])
-        else:
-            some, some_lse = out[rows], lse[rows]
-            _merge_(some, some_lse, more[0], more_lse[0])
-            out[rows], lse[rows] = some, some_lse
+        some, some_lse = out[:, rows], lse[:, rows]
+        _merge_(some, some_lse, attend(q[:, rows], k, v, mask=read.mask))
+        if not isinstance(rows, slice):  # a slice is a view, an index a copy
+            out[:, rows], lse[:, rows] = some, some_lse
     if sinks is not None:
         out *= torch.sigmoid(lse - sinks.to(lse.dtype))[..., None]
     return out.to(q.dtype)
@@ -73,8 +75,9 @@ def _own_tail(own: OwnRead, layer: int, q: Tensor, attend: Callable[..., Part]) 
     tail, width = own.run.tail, own.run.width
     assert isinstance(tail, Tail)
     k, v = tail.kv[layer]
-    n = tail.length
-    queries = q[own.rows].unflatten(0, (-1, width))
+    n, rows = tail.length, len(own.run.tokens)
+    mine = q if q.shape[1] == rows * width else q[:, own.rows]
+    queries = mine.reshape(rows, width, *q.shape[2:])
     if width == 1:  # one new token sees its whole tail and itself
         out, lse = attend(queries, k[:, :, own.skip : n + 1], v[:, :, own.skip : n + 1])
     else:
@@ -82,11 +85,13 @@ def _own_tail(own: OwnRead, layer: int, q: Tensor, attend: Callable[..., Part]) 
         out, lse = attend(queries, new_k, new_v, causal=own.new_mask is None, mask=own.new_mask)
         if own.skip < n:
             past_k, past_v = k[:, :, own.skip : n], v[:, :, own.skip : n]
-            _merge_(out, lse, *attend(queries, past_k, past_v, mask=own.past_mask))
-    return out.flatten(0, 1), lse.flatten(0, 1)
+            _merge_(out, lse, attend(queries, past_k, past_v, mask=own.past_mask))
+    return out.reshape(1, rows * width, *out.shape[2:]), lse.reshape(1, rows * width, -1)
 
 
-def _merge_(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """Merge another partial attention into `out` and `lse`, in place."""
+def _merge_(out: Tensor, lse: Tensor, part: Part, *, last: bool = False) -> None:
+    """Merge another partial attention into `out` and `lse`, in place; after the `last` one nobody reads `lse`."""
+    more, more_lse = part
     out.lerp_(more, torch.sigmoid(more_lse - lse)[..., None])
-    torch.logaddexp(lse, more_lse, out=lse)
+    if not last:
+        torch.logaddexp(lse, more_lse, out=lse)

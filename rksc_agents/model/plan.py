@@ -49,12 +49,12 @@ class Run:
 class Read:
     """Some of the pass's tokens attend to a piece of one segment.
 
-    `rows` picks the flat tokens (a slice where they are adjacent); `skip` is the first key of the
+    `rows` picks the flat tokens: None for all, a slice where they are adjacent; `skip` is the first key of the
     segment that any of them sees; `mask` is [tokens, keys] and added to the scores, or None.
     """
 
     segment: Segment
-    rows: slice | Tensor
+    rows: slice | Tensor | None
     skip: int = 0
     mask: Tensor | None = None
 
@@ -122,8 +122,10 @@ class Plan:
 
     def _read(self, node: Node, flat: list[int], window: int | None) -> Read | None:
         assert isinstance(node.payload, Segment)
-        adjacent = flat[-1] - flat[0] + 1 == len(flat)
-        rows = slice(flat[0], flat[-1] + 1) if adjacent else torch.tensor(flat, device=self.device)
+        rows: slice | Tensor | None = None
+        if len(flat) < len(self.positions):
+            adjacent = flat[-1] - flat[0] + 1 == len(flat)
+            rows = slice(flat[0], flat[-1] + 1) if adjacent else torch.tensor(flat, device=self.device)
         if window is None:
             return Read(node.payload, rows)
         oldest = [self.positions[i] - window + 1 for i in flat]

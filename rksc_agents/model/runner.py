@@ -219,11 +219,12 @@ class TreeRunner(BorrowedModel):
             return value.transpose(1, 2).repeat_interleave(groups, 2).contiguous(), None  # one token sees itself
         if layer == module.layer_idx:
             self._write(layer, key, value)
-        flat = query.transpose(1, 2).flatten(0, 1)
+        batch, heads, tokens, width = query.shape
+        flat = query.transpose(1, 2).reshape(1, batch * tokens, heads, width)
         out = tree_attention(
             self._plan, layer, flat, scale=scale, window=self.kinds.windows[layer], softcap=softcap, sinks=s_aux
         )
-        return out.view(query.shape[0], query.shape[2], *out.shape[1:]), None
+        return out.view(batch, tokens, heads, -1), None
 
     def _layer_of(self, module: nn.Module, key: Tensor) -> int:
         """The layer whose KV is read: a layer that reuses another's (Gemma 4) is handed that layer's very tensor."""
@@ -239,7 +240,9 @@ class TreeRunner(BorrowedModel):
         first = 0
         for start, run in zip(self._plan.starts, self._plan.runs, strict=True):
             rows, width = len(run.tokens), run.width
-            if self.splittable:  # flat: [1, heads, tokens, width]
+            if key.shape[2] == rows and self.splittable:  # one new token for each row, and nothing else
+                keys, values = key.transpose(0, 2), value.transpose(0, 2)
+            elif self.splittable:  # flat: [1, heads, tokens, width]
                 at, shape = slice(start, start + rows * width), (rows, width)
                 keys, values = (t[0, :, at].unflatten(1, shape).transpose(0, 1) for t in (key, value))
             else:
