@@ -316,7 +316,7 @@ def bench_steps(
 ) -> None:
     """Time a decode step on a shared prefix against transformers, alternating in one run.
 
-    The keys of --json: model, dtype, threads, packed_layers; rows, each with branches, prefix, ratio
+    The keys of --json: model, dtype, threads, packed_layers, panelled_layers; rows, each with branches, prefix, ratio
     (transformers' median over ours), ratio_low and ratio_high (quartiles), ours_median_s, transformers_median_s.
     """
     from rksc_agents.bench.steps import bench_steps as measure

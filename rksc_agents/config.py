@@ -97,8 +97,8 @@ class EngineConfig(Config):
     max_rows : int, default 256
         Branches that decode at once over all requests; more wait their turn.
     fast_linears : {"auto", True, False}, default "auto"
-        Pack float32 linear weights for the CPU: "auto" the shapes for which a measurement of about a second
-        says it is quicker, True all, False none.
+        Faster float32 linear layers on the CPU: "auto" packs the shapes, and multiplies in panels, where a
+        measurement of one or two seconds says it is quicker; True packs all; False leaves them alone.
     compile : bool, default False
         Compile the feed-forward blocks with `torch.compile`.
     """

@@ -74,7 +74,7 @@ def bench_steps(
     Returns
     -------
     dict
-        `model`, `dtype`, `threads`, `packed_layers`, and `rows`: fields of :class:`StepRow`.
+        `model`, `dtype`, `threads`, `packed_layers`, `panelled_layers`, and `rows`: fields of :class:`StepRow`.
     """
     if steps < 1 or min(*branches, *prefix, 1) < 1:
         raise ConfigError(
@@ -103,13 +103,17 @@ def bench_steps(
         "dtype": str(plain.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "packed_layers": len(runner.packed),
+        "panelled_layers": len(runner.panelled),
         "rows": [row.model_dump() for row in rows],
     }
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """What :func:`bench_steps` found, as text."""
-    yield f"{found['model']}, {found['dtype']}, {found['threads']} threads, {found['packed_layers']} linears packed"
+    yield (
+        f"{found['model']}, {found['dtype']}, {found['threads']} threads, "
+        f"{found['packed_layers']} linears packed, {found['panelled_layers']} in panels"
+    )
     for row in found["rows"]:
         yield (
             f"{row['branches']} branches on {row['prefix']} tokens: {row['ratio']:.2f}x as fast as transformers "

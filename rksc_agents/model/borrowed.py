@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from rksc_agents.config import EngineConfig
 from rksc_agents.errors import ConfigError
 from rksc_agents.model.linear import compiled_blocks, fast_linears
+from rksc_agents.model.panels import panelled_linears
 
 _on_loan: WeakSet[PreTrainedModel] = WeakSet()
 
@@ -26,8 +27,8 @@ class BorrowedModel:
 
     Attributes
     ----------
-    packed : frozenset of str
-        Names of the linear layers that were packed.
+    packed, panelled : frozenset of str
+        Names of the linear layers that were packed, and of those that multiply in panels.
 
     Raises
     ------
@@ -45,14 +46,16 @@ class BorrowedModel:
             )
         self.model = model
         self.packed: frozenset[str] = frozenset()
+        self.panelled: frozenset[str] = frozenset()
         self._undo = ExitStack()
         _on_loan.add(model)
         self._undo.callback(_on_loan.discard, model)
 
     def speed_up(self, config: EngineConfig) -> None:
-        """Pack linear layers and compile blocks, as far as `config` asks for it."""
+        """Make linear layers faster and compile blocks, as far as `config` asks for it."""
         self._undo.enter_context(compiled_blocks(self.model, enabled=config.compile))
         self.packed = self._undo.enter_context(fast_linears(self.model, config.fast_linears))
+        self.panelled = self._undo.enter_context(panelled_linears(self.model, config.fast_linears))
 
     def close(self) -> None:
         """Leave the model as it was found."""

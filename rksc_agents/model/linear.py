@@ -21,7 +21,7 @@ from rksc_agents.errors import EngineError
 ROWS = (1, 8, 32, 256)
 """Rows at which packed and plain are compared: one branch, the default, several requests, a piece of a prompt."""
 
-GAIN = 0.9
+GAIN = 0.8
 """Pack a shape if that takes at most this, relative to plain, on average over the middle of `ROWS`."""
 
 LOSS = 1.15
@@ -66,7 +66,7 @@ def fast_linears(model: nn.Module, mode: Literal["auto"] | bool) -> Iterator[fro
     frozenset of str
         Names of the packed layers.
     """
-    layers = {} if mode is False or not packing_available() else _candidates(model)
+    layers = {} if mode is False or not packing_available() else candidates(model)
     owners = _owners(model)
     packs: dict[tuple[torch.Size, bool], bool] = {}
     packed: dict[str, Callable[[], None]] = {}
@@ -122,7 +122,8 @@ def _refuse_to_save(*_: object) -> None:
     )
 
 
-def _candidates(model: nn.Module) -> dict[str, nn.Linear]:
+def candidates(model: nn.Module) -> dict[str, nn.Linear]:
+    """The plain float32 linear layers on the CPU that nobody else has a hand in."""
     return {
         name: module
         for name, module in model.named_modules()
