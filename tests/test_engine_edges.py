@@ -26,6 +26,7 @@ from rksc_agents import (
     RKSCReasoner,
     SelfConsistency,
     Strategy,
+    UnsupportedModelError,
 )
 from rksc_agents.cache.budget import Budget
 from rksc_agents.engine.cursor import Completion
@@ -170,6 +171,22 @@ def test_a_model_serves_one_reasoner_at_a_time() -> None:
     with pytest.raises(ConfigError, match=r"model.eval\(\)"):
         RKSCReasoner.from_model(model.train(), tokenizer, engine=SMALL)
     RKSCReasoner.from_model(model.eval(), tokenizer, engine=SMALL).close()
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mamba"])
+def test_a_model_whose_runner_cannot_be_made_is_free_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rksc_agents.model import private_runner, runner
+
+    def raising(*_: object, **__: object) -> None:
+        raise RuntimeError("no such cache")
+
+    model = tiny_model(name)
+    with monkeypatch.context() as patch:
+        patch.setattr(private_runner, "DynamicCache", raising)
+        patch.setattr(runner, "LayerKinds", raising)
+        with pytest.raises(UnsupportedModelError, match="no such cache"):
+            make_runner(model, Budget(10**9))
+    make_runner(model, Budget(10**9)).close()
 
 
 def test_packed_weights_are_not_saved_empty() -> None:

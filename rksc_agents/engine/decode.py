@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
+from rksc_agents.cache.tree import Node
 from rksc_agents.engine.cursor import Cursor
 from rksc_agents.engine.jobs import DecodeJob, Row
 from rksc_agents.engine.space import Space, Verdict
@@ -41,9 +44,9 @@ class Decodes:
 
     def most_bytes(self, job: DecodeJob) -> int:
         """Bytes the job holds at its peak, with everything on its paths."""
-        paths = {id(node): node for cursor in job.cursors for node in cursor.node.path()}
-        below = sum(node.payload.nbytes for node in paths.values() if node.payload is not None)
-        return below + self.space.runner.most_bytes([cursor.node.end for cursor in job.cursors], self._most(job))
+        bases = [cursor.node for cursor in job.cursors]
+        rows = self.space.runner.most_bytes([base.end for base in bases], self._most(job))
+        return _bytes_of(_on_paths(bases)) + rows
 
     def _most(self, job: DecodeJob) -> int:
         """KV tokens a row of the job holds at most; its last token's KV is never computed."""
@@ -157,9 +160,18 @@ class Decodes:
         """Note what the job's request holds now."""
         assert job.tail is not None
         ends = [row.node for row in job.rows] + job.ledger.finished()
-        paths = {id(node): node for end in ends for node in end.path()}
-        held = sum(node.payload.nbytes for node in paths.values() if node.payload is not None) + job.tail.nbytes
+        nodes = _on_paths(ends)
+        held = _bytes_of(nodes) + job.tail.nbytes
         shared = 0
         if self.space.runner.shares:
-            shared = sum(end.end for end in ends) - sum(len(node.tokens) for node in paths.values())
+            shared = sum(end.end for end in ends) - sum(len(node.tokens) for node in nodes)
         job.ledger.saw(held, held + shared * self.space.runner.token_bytes, shared)
+
+
+def _on_paths(ends: Iterable[Node]) -> list[Node]:
+    """The nodes on the paths to `ends`, each once."""
+    return list({id(node): node for end in ends for node in end.path()}.values())
+
+
+def _bytes_of(nodes: Iterable[Node]) -> int:
+    return sum(node.payload.nbytes for node in nodes if node.payload is not None)

@@ -85,7 +85,8 @@ def fast_linears(model: nn.Module, mode: Literal["auto"] | bool) -> Iterator[fro
             undo()
 
 
-def _override(layer: nn.Linear, product: Callable[[Tensor], Tensor]) -> Callable[[], None]:
+def override(layer: nn.Linear, product: Callable[[Tensor], Tensor]) -> Callable[[], None]:
+    """Let `layer` multiply by `product`; return how to undo it."""
     # An attribute of the instance comes before the class's method.
     vars(layer)["forward"] = product
     return lambda: vars(layer).pop("forward")
@@ -101,8 +102,8 @@ def _pack(layer: nn.Linear, tied: bool) -> Callable[[], None]:
             single = x.numel() == x.shape[-1]
             return nn.functional.linear(x, plain, bias) if single else packed_linear(x, weight, bias)
 
-        return _override(layer, quicker)
-    restore = _override(layer, lambda x: packed_linear(x, weight, bias))
+        return override(layer, quicker)
+    restore = override(layer, lambda x: packed_linear(x, weight, bias))
     layer.weight.data = layer.weight.new_empty(0, 0)
 
     guard = layer.register_state_dict_pre_hook(_refuse_to_save)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from rksc_agents.model.linear import candidates
+from rksc_agents.model.linear import candidates, override
 
 PANELS = 8
 """Pieces that a weight is multiplied in."""
@@ -62,13 +62,10 @@ def panelled_linears(model: nn.Module, mode: Literal["auto"] | bool) -> Iterator
     layers = {name: layer for name, layer in candidates(model).items() if layer.out_features % PANELS == 0}
     if mode != "auto" or not _pays(list(layers.values())):
         layers = {}
-    for layer in layers.values():
-        vars(layer)["forward"] = partial(panelled_linear, weight=layer.weight, bias=layer.bias)
-    try:
-        yield frozenset(layers)
-    finally:
+    with ExitStack() as undo:
         for layer in layers.values():
-            del vars(layer)["forward"]
+            undo.callback(override(layer, partial(panelled_linear, weight=layer.weight, bias=layer.bias)))
+        yield frozenset(layers)
 
 
 @torch.no_grad()

@@ -63,8 +63,8 @@ class Read:
 class OwnRead:
     """A run's rows attend to their own tails.
 
-    `past` is the piece [skip, length) already there before this pass, None if a single read covers
-    everything (one new token per row sees its whole tail and itself).
+    `skip` is the first token of the tail that any of them sees. `past_mask` is for the piece [skip, length)
+    that was there before this pass, `new_mask` for the new tokens; None where nothing but the future is hidden.
     """
 
     run: Run

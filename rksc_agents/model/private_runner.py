@@ -7,21 +7,18 @@ between branches but the prefill, which is still done once.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from rksc_agents.cache.budget import Budget
 from rksc_agents.cache.tree import Node, Tree
 from rksc_agents.model.borrowed import BorrowedModel
 from rksc_agents.model.plan import Run
-from rksc_agents.model.protocol import input_device
 
 
 def cache_bytes(cache: Cache) -> int:
@@ -112,20 +109,12 @@ class PrivateRunner(BorrowedModel):
     shares = False
     retryable = False  # a row's own cache may have grown before another row failed
 
-    def __init__(self, model: PreTrainedModel, budget: Budget) -> None:
-        super().__init__(model)
-        self.budget = budget
-        self.device = input_device(model)
-        self.passes = 0
-        self.tokens_computed = 0
-        self._takes = frozenset(inspect.signature(model.forward).parameters)
+    def _prepare(self) -> None:
         # Purely recurrent models take a mask for padding only, of the new tokens' length.
-        self._masked = any(isinstance(layer, CacheLayerMixin) for layer in DynamicCache(config=model.config).layers)
-        try:
-            sizes = [self._cache_bytes_after(n) for n in (1, 2)]
-        except BaseException:
-            self.close()
-            raise
+        self._masked = any(
+            isinstance(layer, CacheLayerMixin) for layer in DynamicCache(config=self.model.config).layers
+        )
+        sizes = [self._cache_bytes_after(n) for n in (1, 2)]
         self._token_bytes = sizes[1] - sizes[0]
         self._fixed_bytes = sizes[0] - self._token_bytes
 

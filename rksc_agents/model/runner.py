@@ -7,7 +7,6 @@ was found when :meth:`TreeRunner.attached` ends.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,16 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
-from rksc_agents.cache.budget import Budget
 from rksc_agents.cache.store import LayerShape, Layout, Segment, State, Tail
 from rksc_agents.cache.tree import Node, Tree
 from rksc_agents.errors import EngineError
 from rksc_agents.model.attention import tree_attention
 from rksc_agents.model.borrowed import BorrowedModel
 from rksc_agents.model.plan import Plan, Run
-from rksc_agents.model.protocol import input_device, output_device
+from rksc_agents.model.protocol import output_device
 from rksc_agents.model.tree_cache import LayerKinds, StateSlot, TreeCache, cat_states, split_states
 
 _names = itertools.count()
@@ -47,28 +45,16 @@ class TreeRunner(BorrowedModel):
         What a token of KV takes, measured with a one-token pass.
     splittable : bool
         Whether nodes can be split; False for models with recurrent states.
-    passes, tokens_computed : int
-        Forward passes made and tokens computed in them.
     """
 
-    def __init__(self, model: PreTrainedModel, budget: Budget) -> None:
-        super().__init__(model)
-        self.budget = budget
-        self.kinds = LayerKinds(model.config)
-        self.device = input_device(model)
-        self.passes = 0
-        self.tokens_computed = 0
+    def _prepare(self) -> None:
+        self.kinds = LayerKinds(self.model.config)
         self._plan: Plan | None = None
         self._lent: list[tuple[int, Tensor]] = []
         self._name = f"rksc_tree_{next(_names)}"
-        self._takes = frozenset(inspect.signature(model.forward).parameters)
         self._seen: dict[int, LayerShape] = {}
         self._slots: list[StateSlot] = []
-        try:
-            self.layout = self._measure()
-        except BaseException:
-            self.close()
-            raise
+        self.layout = self._measure()
         self.splittable = not self.kinds.linear
         self.chunked = True
         self.shares = True
