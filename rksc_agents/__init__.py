@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rksc_agents.config import EngineConfig, Sampling
+    from rksc_agents.calibrator import Calibration, calibrate
+    from rksc_agents.config import EngineConfig, Sampling, Sharing
     from rksc_agents.errors import (
         ConfigError,
         ConversionError,
@@ -24,45 +25,84 @@ if TYPE_CHECKING:
     )
     from rksc_agents.model.runners import PerBranchWarning
     from rksc_agents.reasoner import RKSCReasoner
-    from rksc_agents.reasoning import BestOfN, Direct, Outcome, Problem, SelfConsistency, Strategy
+    from rksc_agents.reasoning import (
+        BeamSearch,
+        BestOfN,
+        Direct,
+        Outcome,
+        Problem,
+        SelfConsistency,
+        Strategy,
+        TreeOfThought,
+    )
+    from rksc_agents.request import CertificateWarning, Options
     from rksc_agents.types import (
         Answer,
         Branch,
         BranchEnd,
         BranchToken,
+        BranchVerified,
         Event,
         KVUsage,
         ReasoningResult,
+        SharingRecord,
         Timings,
         Usage,
+        Verdict,
+        VerificationUsage,
         Vote,
         VoteChanged,
     )
+    from rksc_agents.verify.callable_verifier import CallableVerifier
+    from rksc_agents.verify.certificate import Certificate
+    from rksc_agents.verify.gates import ExitConfig
+    from rksc_agents.verify.judge import JudgeVerifier
+    from rksc_agents.verify.reward_model import RewardModelVerifier
+    from rksc_agents.verify.self_verifier import SelfVerifier
+    from rksc_agents.verify.verifier import Claim, Verifier
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "rksc_agents.config": ["EngineConfig", "Sampling"],
+    "rksc_agents.calibrator": ["Calibration", "calibrate"],
+    "rksc_agents.config": ["EngineConfig", "Sampling", "Sharing"],
     "rksc_agents.errors": [
         "ConfigError", "ConversionError", "EngineClosedError", "EngineError", "KVBudgetError", "ModelLoadError",
         "PromptTooLongError", "RKSCError", "UnsupportedModelError",
     ],
     "rksc_agents.model.runners": ["PerBranchWarning"],
     "rksc_agents.reasoner": ["RKSCReasoner"],
-    "rksc_agents.reasoning": ["BestOfN", "Direct", "Outcome", "Problem", "SelfConsistency", "Strategy"],
-    "rksc_agents.types": [
-        "Answer", "Branch", "BranchEnd", "BranchToken", "Event", "KVUsage", "ReasoningResult", "Timings", "Usage",
-        "Vote", "VoteChanged",
+    "rksc_agents.reasoning": [
+        "BeamSearch", "BestOfN", "Direct", "Outcome", "Problem", "SelfConsistency", "Strategy", "TreeOfThought",
     ],
+    "rksc_agents.request": ["CertificateWarning", "Options"],
+    "rksc_agents.types": [
+        "Answer", "Branch", "BranchEnd", "BranchToken", "BranchVerified", "Event", "KVUsage", "ReasoningResult",
+        "SharingRecord", "Timings", "Usage", "Verdict", "VerificationUsage", "Vote", "VoteChanged",
+    ],
+    "rksc_agents.verify.callable_verifier": ["CallableVerifier"],
+    "rksc_agents.verify.certificate": ["Certificate"],
+    "rksc_agents.verify.gates": ["ExitConfig"],
+    "rksc_agents.verify.judge": ["JudgeVerifier"],
+    "rksc_agents.verify.reward_model": ["RewardModelVerifier"],
+    "rksc_agents.verify.self_verifier": ["SelfVerifier"],
+    "rksc_agents.verify.verifier": ["Claim", "Verifier"],
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Answer",
+    "BeamSearch",
     "BestOfN",
     "Branch",
     "BranchEnd",
     "BranchToken",
+    "BranchVerified",
+    "Calibration",
+    "CallableVerifier",
+    "Certificate",
+    "CertificateWarning",
+    "Claim",
     "ConfigError",
     "ConversionError",
     "Direct",
@@ -70,9 +110,12 @@ __all__ = [
     "EngineConfig",
     "EngineError",
     "Event",
+    "ExitConfig",
+    "JudgeVerifier",
     "KVBudgetError",
     "KVUsage",
     "ModelLoadError",
+    "Options",
     "Outcome",
     "PerBranchWarning",
     "Problem",
@@ -80,15 +123,24 @@ __all__ = [
     "RKSCError",
     "RKSCReasoner",
     "ReasoningResult",
+    "RewardModelVerifier",
     "Sampling",
     "SelfConsistency",
+    "SelfVerifier",
+    "Sharing",
+    "SharingRecord",
     "Strategy",
     "Timings",
+    "TreeOfThought",
     "UnsupportedModelError",
     "Usage",
+    "Verdict",
+    "VerificationUsage",
+    "Verifier",
     "Vote",
     "VoteChanged",
     "__version__",
+    "calibrate",
 ]
 
 

@@ -84,6 +84,39 @@ class Sampling(Config):
             raise ConfigError("Sampling.stop holds an empty text, which would stop at once: remove it")
 
 
+class Sharing(Config):
+    """What branches with prompts of their own take from the first prompt's KV (ASKS).
+
+    Parameters
+    ----------
+    mode : "exact", "aligned" or "semantic", default "exact"
+        "exact" shares equal beginnings, without loss. "aligned" also takes runs of equal tokens from other positions,
+        their keys rotated to the new ones. "semantic" lets a branch go on from the first prompt instead of its own
+        where the gate says that they mean the same. Both lose something; verification never uses what they made.
+    first : int, default 16
+        "aligned": tokens at the beginning of each run that are computed all the same; numbers always are.
+    shortest : int, default 4
+        "aligned": tokens that a run has at least.
+    tau : float, default 0.98
+        "semantic": similarity from which a branch takes the first prompt's KV; 0 to 1.
+    alpha : float, default 1.5
+        "semantic": how much more later layers count, w_l = exp(alpha l / L); 0 counts all alike.
+    gate : "sigma", "early-sigma" or "tokens", default "sigma"
+        "semantic": the paper's similarity over all layers, the same over the first quarter of them, which computes no
+        more than that, or the share of tokens that the prompts have in common, which computes nothing.
+    audit : bool, default False
+        Compute each such branch exactly as well, and report how far the shared computation is from that.
+    """
+
+    mode: Literal["exact", "aligned", "semantic"] = "exact"
+    first: int = Field(default=16, ge=0)
+    shortest: int = Field(default=4, ge=1)
+    tau: float = Field(default=0.98, ge=0.0, le=1.0)
+    alpha: float = Field(default=1.5, ge=0.0, le=100.0)
+    gate: Literal["sigma", "early-sigma", "tokens"] = "sigma"
+    audit: bool = False
+
+
 class EngineConfig(Config):
     """How the engine runs.
 

@@ -8,27 +8,28 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rksc_agents.cache.budget import Budget
-from rksc_agents.config import EngineConfig, Sampling
+from rksc_agents.config import EngineConfig, Sampling, Sharing
 from rksc_agents.engine.engine import Engine
 from rksc_agents.engine.session import Session
-from rksc_agents.errors import ConfigError, PromptTooLongError
 from rksc_agents.model.device import kv_limit
+from rksc_agents.model.fingerprint import model_hash
 from rksc_agents.model.loader import load_model
 from rksc_agents.model.protocol import Runner, context_length
 from rksc_agents.model.runners import make_runner
 from rksc_agents.model.sampling import recommended_sampling
 from rksc_agents.model.source import DEFAULT_MODEL
 from rksc_agents.model.text import TextCodec
-from rksc_agents.reasoning import STRATEGIES, SelfConsistency, Strategy
+from rksc_agents.reasoning import SelfConsistency, Strategy
+from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.result import result_of
-from rksc_agents.reasoning.strategy import Problem
-from rksc_agents.types import Answer, Event, Prompt, ReasoningResult
+from rksc_agents.request import Desk, Exit, Options, sharing_of, strategy_of
+from rksc_agents.types import Answer, Event, Prompt, ReasoningResult, SharingMode
 
 Emit = Callable[[Event], None]
 Run = Callable[[Session, Emit | None], Coroutine[Any, Any, ReasoningResult]]
@@ -50,15 +51,34 @@ class RKSCReasoner:
         name: str,
         context: int,
         kv_limit: int,
-        strategy: Strategy | str | None,
-        sampling: Sampling | None,
+        strategy: Strategy | str | None = None,
+        sampling: Sampling | None = None,
+        sharing: Sharing | SharingMode = "exact",
+        exit: Exit = "auto",
         engine: EngineConfig,
+        model_hash: str = "unknown",
     ) -> None:
         self.name = name
-        self.strategy = _strategy(strategy) if strategy is not None else SelfConsistency()
-        self.sampling = sampling if sampling is not None else Sampling()
-        self._codec = codec
+        self._desk = Desk(
+            codec=codec,
+            context=context,
+            model_hash=model_hash,
+            strategy=strategy_of(strategy) if strategy is not None else SelfConsistency(),
+            sampling=sampling if sampling is not None else Sampling(),
+            sharing=sharing_of(sharing),
+            exit=exit,
+        )
         self._engine = Engine(make_runner, codec, context=context, kv_limit=kv_limit, config=engine)
+
+    @property
+    def strategy(self) -> Strategy:
+        """What is done unless a call says otherwise."""
+        return self._desk.strategy
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn unless a call says otherwise."""
+        return self._desk.sampling
 
     @classmethod
     def from_pretrained(
@@ -68,6 +88,8 @@ class RKSCReasoner:
         gguf_file: str | None = None,
         strategy: Strategy | str | None = None,
         sampling: Sampling | None = None,
+        sharing: Sharing | SharingMode = "exact",
+        exit: Exit = "auto",
         engine: EngineConfig | None = None,
         dtype: torch.dtype | str | None = None,
         device: str | torch.device | None = None,
@@ -87,6 +109,12 @@ class RKSCReasoner:
         sampling : Sampling or None
             How tokens are drawn unless told otherwise; None is what the model's generation config recommends for
             sampling, where it does, and the defaults of :class:`~rksc_agents.config.Sampling` elsewhere.
+        sharing : Sharing or str, default "exact"
+            What branches with other prompts take from the first one's KV, or its mode.
+        exit : str, Path, Certificate or ExitConfig, default "auto"
+            When verification is skipped or stops early: "off", "strict", "paper", a certificate or its path, or your
+            own thresholds. "auto" is the certificate for this model and prompt in the user's cache folder, where
+            there is one, else "strict".
         engine : EngineConfig or None
             KV budget and sizes of a step.
         dtype, device, progress, **hf_kwargs
@@ -99,7 +127,14 @@ class RKSCReasoner:
         """
         loaded = load_model(model, gguf_file=gguf_file, dtype=dtype, device=device, progress=progress, **hf_kwargs)
         return cls.from_model(
-            loaded.model, loaded.tokenizer, name=loaded.name, strategy=strategy, sampling=sampling, engine=engine
+            loaded.model,
+            loaded.tokenizer,
+            name=loaded.name,
+            strategy=strategy,
+            sampling=sampling,
+            sharing=sharing,
+            exit=exit,
+            engine=engine,
         )
 
     @classmethod
@@ -111,6 +146,8 @@ class RKSCReasoner:
         name: str | None = None,
         strategy: Strategy | str | None = None,
         sampling: Sampling | None = None,
+        sharing: Sharing | SharingMode = "exact",
+        exit: Exit = "auto",
         engine: EngineConfig | None = None,
     ) -> Self:
         """Make a reasoner of loaded objects.
@@ -137,23 +174,25 @@ class RKSCReasoner:
             kv_limit=kv_limit(settings.kv_budget, model.device),
             strategy=strategy,
             sampling=sampling if sampling is not None else recommended_sampling(model),
+            sharing=sharing,
+            exit=exit,
             engine=settings,
+            model_hash=model_hash(model),
         )
 
     # -- asking ---------------------------------------------------------------------------------
 
-    def reason(self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any) -> ReasoningResult:
+    def reason(self, question: Prompt, **options: Unpack[Options]) -> ReasoningResult:
         """Answer a question.
 
         Parameters
         ----------
         question : str or sequence of messages
             A user's question, or a conversation as mappings with "role" and "content".
-        strategy : Strategy, str or None
-            Instead of the reasoner's own.
-        **sampling
-            Fields of :class:`~rksc_agents.config.Sampling` that differ from the reasoner's own, such as
-            `temperature`, `max_tokens`, `seed`.
+        **options
+            What differs from the reasoner's own for this call: `strategy`; `phrasings`, other ways to put the
+            question, which branches take in turn; `sharing`; `exit`; and the fields of
+            :class:`~rksc_agents.config.Sampling`, such as `temperature`, `max_tokens`, `seed`.
 
         Raises
         ------
@@ -166,28 +205,24 @@ class RKSCReasoner:
         EngineClosedError
             After :meth:`close`.
         """
-        future = self._submit(question, strategy, sampling)
+        future = self._submit(question, options)
         try:
             return future.result()
         finally:  # an interrupt leaves nothing running
             future.cancel()
 
-    async def areason(
-        self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any
-    ) -> ReasoningResult:
+    async def areason(self, question: Prompt, **options: Unpack[Options]) -> ReasoningResult:
         """Like :meth:`reason`, without blocking the event loop. Cancelling it frees its rows and KV."""
-        return await asyncio.wrap_future(self._submit(question, strategy, sampling))
+        return await asyncio.wrap_future(self._submit(question, options))
 
-    def batch(
-        self, questions: Sequence[Prompt], *, strategy: Strategy | str | None = None, **sampling: Any
-    ) -> list[ReasoningResult]:
+    def batch(self, questions: Sequence[Prompt], **options: Unpack[Options]) -> list[ReasoningResult]:
         """Answer several questions as one batch; the results come in the questions' order.
 
         If one fails, the others are cancelled and its error is raised.
         """
         futures: list[Future[ReasoningResult]] = []
         try:
-            futures.extend(self._submit(question, strategy, sampling) for question in questions)
+            futures.extend(self._submit(question, options) for question in questions)
             wait(futures, return_when=FIRST_EXCEPTION)
             for future in futures:
                 if future.done():
@@ -197,23 +232,21 @@ class RKSCReasoner:
             for future in futures:
                 future.cancel()
 
-    async def abatch(
-        self, questions: Sequence[Prompt], *, strategy: Strategy | str | None = None, **sampling: Any
-    ) -> list[ReasoningResult]:
+    async def abatch(self, questions: Sequence[Prompt], **options: Unpack[Options]) -> list[ReasoningResult]:
         """Like :meth:`batch`, without blocking the event loop."""
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.areason(q, strategy=strategy, **sampling)) for q in questions]
+                tasks = [group.create_task(self.areason(q, **options)) for q in questions]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    def stream(self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any) -> Iterator[Event]:
+    def stream(self, question: Prompt, **options: Unpack[Options]) -> Iterator[Event]:
         """Answer a question and yield what happens; the last event is an :class:`~rksc_agents.types.Answer`.
 
         The run starts with the first event asked for. Closing the iterator cancels it and frees its rows and KV.
         """
-        return self._stream(self._prepared(question, strategy, sampling))
+        return self._stream(self._prepared(question, options))
 
     def _stream(self, run: Run) -> Iterator[Event]:
         events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
@@ -226,9 +259,7 @@ class RKSCReasoner:
         finally:
             future.cancel()
 
-    async def astream(
-        self, question: Prompt, *, strategy: Strategy | str | None = None, **sampling: Any
-    ) -> AsyncIterator[Event]:
+    async def astream(self, question: Prompt, **options: Unpack[Options]) -> AsyncIterator[Event]:
         """Like :meth:`stream`, without blocking the event loop."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -237,7 +268,7 @@ class RKSCReasoner:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        run = self._prepared(question, strategy, sampling)
+        run = self._prepared(question, options)
         future = self._engine.submit(lambda session: run(session, put))
         future.add_done_callback(lambda _: put(None))
         try:
@@ -249,24 +280,18 @@ class RKSCReasoner:
 
     # -- one request ----------------------------------------------------------------------------
 
-    def _submit(
-        self, question: Prompt, strategy: Strategy | str | None, changes: dict[str, Any]
-    ) -> Future[ReasoningResult]:
-        run = self._prepared(question, strategy, changes)
+    def _submit(self, question: Prompt, options: Options) -> Future[ReasoningResult]:
+        run = self._prepared(question, options)
         return self._engine.submit(lambda session: run(session, None))
 
-    def _prepared(self, question: Prompt, strategy: Strategy | str | None, changes: dict[str, Any]) -> Run:
-        """Check everything and render the prompt; what is left is to run."""
-        chosen = self.strategy if strategy is None else _strategy(strategy)
-        sampling = self.sampling.replace(**changes) if changes else self.sampling
-        tokens = self._codec.encode(question)
-        if len(tokens) >= self._engine.context:
-            raise PromptTooLongError(len(tokens), self._engine.context)
-        opened = self._codec.opens_thinking(tokens)
+    def _prepared(self, question: Prompt, options: Options) -> Run:
+        request = self._desk.request(question, options)
 
         def run(session: Session, emit: Emit | None) -> Coroutine[Any, Any, ReasoningResult]:
-            problem = Problem(session, tokens, sampling, chosen.measure, chosen.extractor, opened, emit)
-            return self._solve(chosen, problem)
+            problem = Problem(
+                session, request.question, request.prompts, request.settings, request.thinking_opened, emit
+            )
+            return self._solve(request.strategy, problem)
 
         return run
 
@@ -276,9 +301,23 @@ class RKSCReasoner:
             problem.session.keep(problem.cursors[outcome.winner])
         return result_of(strategy, problem, outcome)
 
+    @property
+    def depth(self) -> int:
+        """Layers of the model."""
+        return self._engine.runner.depth
+
+    @property
+    def model_hash(self) -> str:
+        """What identifies the model in certificates."""
+        return self._desk.model_hash
+
+    def prompt_hash(self, strategy: Strategy) -> str:
+        """What identifies the prompts of a strategy's verifier in certificates."""
+        return self._desk.prompt_hash(strategy.checker)
+
     def count_tokens(self, text: str) -> int:
         """How many tokens the model's own tokenizer makes of `text`."""
-        return len(self._codec.encode_text(text))
+        return len(self._desk.codec.encode_text(text))
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -302,11 +341,3 @@ class RKSCReasoner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _strategy(strategy: Strategy | str) -> Strategy:
-    if isinstance(strategy, Strategy):
-        return strategy
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"strategy = {strategy!r}: give one of {', '.join(sorted(STRATEGIES))}, or a Strategy")
-    return STRATEGIES[strategy]()

@@ -29,7 +29,9 @@ from rksc_agents.cache.store import LayerShape, Layout, Segment, Tail
 from rksc_agents.cache.tree import Node, Tree
 from rksc_agents.config import EngineConfig, Sampling
 from rksc_agents.errors import ConfigError, RKSCError
+from rksc_agents.model.exits import Watch
 from rksc_agents.model.plan import Run
+from rksc_agents.model.rotation import Rotation
 from rksc_agents.model.text import TextCodec
 from rksc_agents.reasoner import RKSCReasoner
 from rksc_agents.reasoning import Strategy
@@ -78,6 +80,8 @@ class ScriptedRunner:
     chunked = True
     shares = True
     retryable = True
+    depth = 1
+    readout = None
 
     def __init__(self, next_logits: NextLogits, vocabulary: int, budget: Budget) -> None:
         self.next_logits = next_logits
@@ -111,19 +115,33 @@ class ScriptedRunner:
             assert isinstance(run.tail, Tail)
             ids = torch.tensor(run.tokens, dtype=torch.float32)[:, None, :, None]
             run.tail.write(0, ids, ids)
-            if run.wants_logits:
-                logits += [self.next_logits(self._stored(run, row)) for row in range(len(run.tokens))]
+            for row in range(len(run.tokens)):
+                stored = self._stored(run, row)
+                logits += [self.next_logits(stored[: len(stored) - ahead]) for ahead in range(run.wanted)[::-1]]
         for run in runs:  # only now, so that a pass that failed can be tried again
             run.tail.length += run.width
             self.tokens_computed += run.width * len(run.tokens)
         self.passes += 1
         return torch.stack(logits) if logits else torch.empty(0, self.vocabulary)
 
+    def rotation(self) -> Rotation:
+        """Token ids do not turn with their position."""
+        return Rotation({0: None})
+
+    def forward_watched(self, runs: Sequence[Run], watch: Watch, targets: Sequence[int]) -> tuple[Tensor, int]:
+        """There are no layers to stop at."""
+        return self.forward(runs)[:, list(targets)], self.depth
+
     @staticmethod
     def _stored(run: Run, row: int) -> tuple[int, ...]:
         """The sequence as the KV cache has it."""
         assert isinstance(run.tail, Tail)
-        parts = [run.tail.kv[0][0][row, 0, : run.tail.length + run.width, 0]]
+        own = run.tail.kv[0][0][row, 0, : run.tail.length + run.width, 0]
+        if run.scattered is not None and run.positions is not None:
+            placed = dict(zip(run.positions, own.tolist(), strict=True))
+            placed |= dict(zip(run.scattered.positions, run.scattered.segment.kv[0][0][0, :, 0].tolist(), strict=True))
+            own = torch.tensor([placed[at] for at in sorted(placed)])
+        parts = [own]
         for node in reversed(run.bases[row].path()):
             assert isinstance(node.payload, Segment)
             parts.append(node.payload.kv[0][0][0, :, 0])
@@ -217,4 +235,5 @@ def scripted_reasoner(
         strategy=strategy,
         sampling=sampling if sampling is not None else Sampling(temperature=1.0),
         engine=EngineConfig(**engine),
+        model_hash="scripted",
     )

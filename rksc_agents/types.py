@@ -8,8 +8,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-FinishReason = Literal["eos", "stop", "length", "cancelled"]
-"""Why a branch ended: the model ended it, a stop text, max_tokens or the context, the vote was decided."""
+FinishReason = Literal["eos", "stop", "length", "cancelled", "unsure"]
+"""Why a branch ended: the model ended it, a stop text, max_tokens or the context, the vote was decided, its
+confidence fell too low."""
+
+SharingMode = Literal["exact", "aligned", "semantic"]
+"""How a branch with a prompt of its own takes KV from the first prompt (ASKS)."""
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: mappings with "role" and "content", as chat templates take them."""
@@ -22,6 +26,57 @@ class Record(BaseModel):
     """A frozen result object that prints as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SharingRecord(Record):
+    """What a branch's prompt took from KV that was there, and what was computed for it (ASKS).
+
+    Attributes
+    ----------
+    mode : str
+        "exact", "aligned" or "semantic".
+    sigma : float or None
+        Weighted cosine similarity of hidden states to those of the first prompt; 1.0 for equal tokens, None where it
+        was not measured.
+    reused, recomputed : int
+        Tokens whose KV was taken, and whose KV was computed, for the prompt that the branch goes on from: its own,
+        or the first one where mode "semantic" took that instead. Their sum is that prompt's length. What was computed
+        for a prompt counts for the first branch on it.
+    kl, agreement : float or None
+        With ``audit=True``: mean KL divergence in nats from exact computation over the branch's first tokens, and the
+        share of them with the same likeliest token. 0 and 1 where the branch was computed exactly.
+    """
+
+    mode: SharingMode = "exact"
+    sigma: float | None = None
+    reused: int = 0
+    recomputed: int = 0
+    kl: float | None = None
+    agreement: float | None = None
+
+
+class Verdict(Record):
+    """What a verifier made of a branch, and what that took (CGEE).
+
+    Attributes
+    ----------
+    score : float or None
+        How right the branch seems, in [0, 1]; None if verification was skipped.
+    skipped : bool
+        Level 1 found one branch decisively confident, so nothing was verified.
+    exit_layer : int or None
+        Level 2: the layer after which the verdict had settled, counted from 1; None at full depth.
+    layers : int
+        Layers that were computed for it; 0 where no layer of the model was.
+    tokens_computed : int
+        Tokens computed for it alone.
+    """
+
+    score: float | None = None
+    skipped: bool = False
+    exit_layer: int | None = None
+    layers: int = 0
+    tokens_computed: int = 0
 
 
 class Branch(Record):
@@ -40,9 +95,17 @@ class Branch(Record):
     confidence : float
         In the measure that the strategy uses; the mean top-1 probability by default.
     finish_reason : str
-        "eos", "stop", "length" or "cancelled".
+        "eos", "stop", "length", "cancelled" or "unsure".
     answer : str or None
         The extracted answer, None where there is none.
+    depth : int
+        Steps before it: 0 for a branch that starts at the prompt.
+    parent : int or None
+        Index of the branch that it goes on from; None if it starts at the prompt.
+    sharing : SharingRecord
+        What its prompt took from KV that was there.
+    verdict : Verdict or None
+        What the verifier made of it; None where nothing was to be verified.
     """
 
     text: str
@@ -52,6 +115,10 @@ class Branch(Record):
     confidence: float
     finish_reason: FinishReason
     answer: str | None = None
+    depth: int = 0
+    parent: int | None = None
+    sharing: SharingRecord = SharingRecord()
+    verdict: Verdict | None = None
 
 
 class Vote(Record):
@@ -106,12 +173,42 @@ class KVUsage(Record):
     recomputed: int = 0
 
 
+class VerificationUsage(Record):
+    """What verification took, and what early exit spared (CGEE).
+
+    Attributes
+    ----------
+    verifier : str or None
+        Name of the verifier; None where the strategy did not verify.
+    exit : str
+        Where the thresholds come from: "off", "strict", "paper", "certificate" or "custom".
+    verified, skipped : int
+        Branches that were verified, and branches that level 1 spared.
+    exited : int
+        Verified branches whose verdict had settled before the last layer.
+    tokens_computed : int
+        Tokens computed for verdicts.
+    layers, layers_full : int
+        Layers computed for verdicts, summed over the branches, and what full depth would have taken.
+    """
+
+    verifier: str | None = None
+    exit: str = "off"
+    verified: int = 0
+    skipped: int = 0
+    exited: int = 0
+    tokens_computed: int = 0
+    layers: int = 0
+    layers_full: int = 0
+
+
 class Timings(Record):
     """Seconds of wall-clock time."""
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    verify_s: float = 0.0
     total_s: float = 0.0
 
 
@@ -132,6 +229,11 @@ class ReasoningResult(Record):
         Index of the winning branch.
     votes : tuple of Vote
         Best first; empty for strategies that do not vote.
+    rule : str or None
+        Which rule decided: "majority", "confidence", "verifier", "mbr" or "universal"; None for strategies that do
+        not vote.
+    verification : VerificationUsage
+        What verification took, and what early exit spared.
     usage, kv, timings
         What it took.
     """
@@ -142,6 +244,8 @@ class ReasoningResult(Record):
     branches: tuple[Branch, ...]
     winner: int
     votes: tuple[Vote, ...] = ()
+    rule: str | None = None
+    verification: VerificationUsage = VerificationUsage()
     usage: Usage
     kv: KVUsage
     timings: Timings
@@ -167,6 +271,14 @@ class BranchEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class BranchVerified:
+    """A branch has its verdict."""
+
+    branch: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
 class VoteChanged:
     """The standing of the vote after a branch ended, best first."""
 
@@ -180,5 +292,5 @@ class Answer:
     result: ReasoningResult
 
 
-Event = BranchToken | BranchEnd | VoteChanged | Answer
+Event = BranchToken | BranchEnd | BranchVerified | VoteChanged | Answer
 """What a streaming run yields, the last one an :class:`Answer`."""

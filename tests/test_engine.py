@@ -151,9 +151,9 @@ def test_a_long_prompt_does_not_stall_running_rows(model: PreTrainedModel) -> No
         await session.decode([root], GREEDY.replace(max_tokens=200), on_token=on_token)
 
     async def long(session: Session) -> tuple[int, int]:
-        before, passes = len(tokens_seen), session._scheduler.runner.passes
+        before, passes = len(tokens_seen), session._work.scheduler.runner.passes
         await session.prefill(random_tokens(900, seed=8))
-        return len(tokens_seen) - before, session._scheduler.runner.passes - passes
+        return len(tokens_seen) - before, session._work.scheduler.runner.passes - passes
 
     with tiny_engine(model, context=2048, prefill_chunk=16) as engine:
         running = engine.submit(short)
@@ -211,7 +211,7 @@ def test_leaving_the_block_cancels_what_runs(engine: TinyEngine) -> None:
             async for done in run:
                 assert done.index == 2
                 break
-        assert not session._scheduler.busy
+        assert not session._work.scheduler.busy
         return run.completions
 
     completions = engine.run(solve)
@@ -301,7 +301,7 @@ def test_evicted_branches_are_computed_again_with_the_same_result(model: PreTrai
     async def solve(session: Session) -> tuple[list[Completion], int]:
         root = await session.prefill(PROMPT)
         first = await session.decode(session.fork(root, 2), GREEDY.replace(max_tokens=6))
-        session._scheduler.tree.evict(10**9)
+        session._work.scheduler.tree.evict(10**9)
         cursors = [done.cursor for done in first if done.cursor is not None]
         assert not any(cursor.node.alive for cursor in cursors)
         return await session.decode(cursors, GREEDY.replace(max_tokens=5)), session.ledger.recomputed

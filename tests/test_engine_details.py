@@ -149,8 +149,8 @@ def test_a_job_evicted_while_it_waits_is_computed_again() -> None:
 
         def evict(index: int, token: int, text: str) -> None:
             nonlocal evicted
-            if not evicted and session._scheduler.waiting:
-                evicted = bool(session._scheduler.tree.evict(10**9))
+            if not evicted and session._work.scheduler.waiting:
+                evicted = bool(session._work.scheduler.tree.evict(10**9))
 
         busy = session.decode(session.fork(root, 2), GREEDY.replace(max_tokens=20), on_token=evict)
         _, (done,) = await asyncio.gather(busy, session.decode([other], GREEDY.replace(max_tokens=3)))
@@ -206,7 +206,7 @@ def test_what_goes_on_is_not_recomputed_and_evictions_are_the_requests_own() -> 
         assert done.cursor is not None
         await session.decode([done.cursor], GREEDY.replace(max_tokens=4))
         before = session.evicted()
-        session._scheduler.tree.evict(10**9)
+        session._work.scheduler.tree.evict(10**9)
         return session.ledger.recomputed, before, session.evicted()
 
     with counting_engine() as engine:
@@ -289,8 +289,7 @@ class FirstEnd(Strategy):
     name = "first-end"
 
     async def solve(self, problem: Problem) -> Outcome:
-        root = await problem.prefill()
-        async with problem.branching(problem.session.fork(root, 12)) as ended:
+        async with problem.branching(await problem.start(12)) as ended:
             async for _ in ended:
                 await problem.session.call(time.sleep, 0.02)
                 break
@@ -413,10 +412,10 @@ def test_a_row_that_ends_takes_its_promise_with_it() -> None:
 @pytest.mark.filterwarnings("ignore::rksc_agents.PerBranchWarning")
 def test_a_cached_prompt_of_a_recurrent_model_computes_one_token(name: str) -> None:
     async def solve(session: Session) -> int:
-        before = session._scheduler.runner.tokens_computed
+        before = session._work.scheduler.runner.tokens_computed
         root = await session.prefill(NUMBERS)
         await session.decode([root], GREEDY.replace(max_tokens=1))
-        return session._scheduler.runner.tokens_computed - before
+        return session._work.scheduler.runner.tokens_computed - before
 
     with tiny_engine(tiny_model(name)) as engine:
         assert engine.run(solve) == len(NUMBERS)

@@ -224,10 +224,9 @@ class TwoBlocks(Strategy):
     name = "two-blocks"
 
     async def solve(self, problem: Problem) -> Outcome:
-        root = await problem.prefill()
 
         async def group() -> list[tuple[int, str]]:
-            async with problem.branching(problem.session.fork(root, 3)) as ended:
+            async with problem.branching(await problem.start(3)) as ended:
                 return [(index, branch.text) async for index, branch in ended]
 
         said = dict(pair for pairs in await asyncio.gather(group(), group()) for pair in pairs)

@@ -88,7 +88,7 @@ async def act(session: Session, actions: list[tuple[str, Any, Any]]) -> None:
         elif verb == "release" and len(held) > 1:
             session.release(held.pop(first % (len(held) - 1) + 1))
         elif verb == "evict":
-            session._scheduler.tree.evict(first)
+            session._work.scheduler.tree.evict(first)
         elif verb == "cancel":
             cursor = held[first % len(held)]
             if len(cursor.tokens) < CONTEXT - 1:
@@ -97,7 +97,7 @@ async def act(session: Session, actions: list[tuple[str, Any, Any]]) -> None:
                     await asyncio.sleep(0)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        budget = session._scheduler.budget
+        budget = session._work.scheduler.budget
         assert budget.held <= budget.limit
 
 

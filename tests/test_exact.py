@@ -70,7 +70,7 @@ def test_logits_equal_the_plain_model(name: str) -> None:
             for start in range(0, len(prompt), 7):
                 piece = list(prompt[start : start + 7])
                 tail.grow(len(piece))
-                runner.forward([Run(tail, [piece], [tree.root], wants_logits=False)])
+                runner.forward([Run(tail, [piece], [tree.root], wanted=0)])
             (segment,) = tail.part([0], [])
             ends.append(tree.insert(tree.root, prompt, segment))
         bases = [ends[0], ends[1], ends[0]]

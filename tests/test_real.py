@@ -61,7 +61,8 @@ def test_eight_branches_on_one_prefix(reasoner: RKSCReasoner) -> None:
     assert len(result.branches) == 8
     assert len({branch.tokens for branch in result.branches}) > 1
     assert result.answer
-    assert sum(vote.weight for vote in result.votes) == sum(branch.answer is not None for branch in result.branches)
+    if result.rule == "majority":
+        assert sum(vote.weight for vote in result.votes) == sum(b.answer is not None for b in result.branches)
     usage, kv = result.usage, result.kv
     assert usage.prompt_tokens == usage.prompt_tokens_computed + usage.prompt_tokens_reused
     assert kv.tokens_shared == 7 * usage.prompt_tokens

@@ -111,8 +111,10 @@ def test_confidence_is_the_mean_top_probability(reasoner: RKSCReasoner) -> None:
 def test_no_countable_answer_gives_the_surest_text(reasoner: RKSCReasoner) -> None:
     result = reasoner.reason("Say hello", strategy=SelfConsistency(branches=3))
     assert result.answer == "Hello there!"
-    assert result.votes == ()
+    assert result.rule == "mbr"
     assert [branch.answer for branch in result.branches] == [None] * 3
+    counted = reasoner.reason("Say hello", strategy=SelfConsistency(branches=3, vote="majority"))
+    assert (counted.answer, counted.votes, counted.rule) == ("Hello there!", (), "confidence")
 
 
 def test_best_of_n_by_function_and_by_confidence(reasoner: RKSCReasoner) -> None:
@@ -264,8 +266,7 @@ class Twice(Strategy):
     name = "twice"
 
     async def solve(self, problem: Problem) -> Outcome:
-        root = await problem.prefill()
-        async with problem.branching(problem.session.fork(root, 3)) as ended:
+        async with problem.branching(await problem.start(3)) as ended:
             async for _ in ended:
                 pass
         return Outcome(problem.surest(), "mine")

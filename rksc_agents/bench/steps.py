@@ -156,7 +156,7 @@ def _our_steps(runner: TreeRunner, prefix: list[int], told: list[list[int]]) -> 
     with runner.attached():
         tail = runner.tail([tree.root], len(prefix), 0)
         tail.grow(len(prefix))
-        runner.forward([Run(tail, [prefix], [tree.root], wants_logits=False)])
+        runner.forward([Run(tail, [prefix], [tree.root], wanted=0)])
         (segment,) = tail.part([0], [])
         tail.close()
         bases = [tree.insert(tree.root, tuple(prefix), segment)] * len(told[0])

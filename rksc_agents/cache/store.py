@@ -91,6 +91,21 @@ class Segment:
             tail.kv[layer] = (k[:, at:].clone(), v[:, at:].clone())
         return head, tail
 
+    @classmethod
+    def merged(cls, parts: Sequence[tuple[Segment, Sequence[int]]]) -> Segment:
+        """One segment out of several, each with the place of every token of it; together they fill all places."""
+        total = sum(len(places) for _, places in parts)
+        made = cls({})
+        for layer in list(parts[0][0].kv):
+            pieces = [(part.kv.pop(layer), places) for part, places in parts]
+            k, v = pieces[0][0]
+            keys, values = k.new_empty(k.shape[0], total, k.shape[2]), v.new_empty(v.shape[0], total, v.shape[2])
+            for (some_k, some_v), places in pieces:
+                at = torch.tensor(places, dtype=torch.long, device=k.device)
+                keys[:, at], values[:, at] = some_k, some_v
+            made.kv[layer] = (keys, values)
+        return made
+
 
 class Tail:
     """KV of a group of rows that run in step: all are `length` tokens past their base.

@@ -43,10 +43,12 @@ class Node:
         Reasoning depth and branch score; RSBCM evicts by score / (depth + 1).
     alive : bool
         False once evicted or pruned.
+    private : bool
+        Its payload is not what its path computes to (KV taken from another position), so it is never matched.
     """
 
-    __slots__ = ("alive", "cached", "children", "depth", "parent", "payload", "pins", "refs", "score", "start",
-                 "tokens", "used")  # fmt: skip
+    __slots__ = ("alive", "cached", "children", "depth", "parent", "payload", "pins", "private", "refs", "score",
+                 "start", "tokens", "used")  # fmt: skip
 
     def __init__(self, parent: Node | None, tokens: tuple[int, ...], payload: Payload | None, depth: int = 0) -> None:
         self.parent = parent
@@ -61,6 +63,7 @@ class Node:
         self.cached = False
         self.used = 0
         self.alive = True
+        self.private = False
 
     @property
     def end(self) -> int:
@@ -114,10 +117,13 @@ class Tree:
 
     # -- looking up -----------------------------------------------------------------------------
 
-    def match(self, tokens: Sequence[int], limit: int | None = None) -> Match:
-        """Find the longest cached prefix of `tokens`, at most `limit` tokens long, splitting a node if needed."""
+    def match(self, tokens: Sequence[int], limit: int | None = None, *, under: Node | None = None) -> Match:
+        """Find the longest cached prefix of `tokens`, at most `limit` tokens long, splitting a node if needed.
+
+        With `under`, whose path `tokens` begins with, look below that node only.
+        """
         limit = len(tokens) if limit is None else min(limit, len(tokens))
-        node, beyond = self.root, 0
+        node, beyond = under if under is not None else self.root, 0
         while node.end < limit:
             child, common = self._best_child(node, tokens, node.end, limit)
             if child is None:
@@ -137,7 +143,7 @@ class Tree:
         best: tuple[bool, int] = (False, 0)
         chosen: Node | None = None
         for child in node.children:
-            common = _common(child.tokens, tokens, offset, limit)
+            common = 0 if child.private else _common(child.tokens, tokens, offset, limit)
             rank = (common == len(child.tokens), common) if not self.splittable else (False, common)
             if common and rank > best:
                 best, chosen = rank, child
@@ -177,7 +183,16 @@ class Tree:
             self.budget.free(head.nbytes)
             node, tokens = child, tokens[common:]
         new = Node(node, tokens, payload, depth)
+        new.score = node.score  # until somebody says how good it is itself
         node.children.append(new)
+        self._touch(new)
+        return new
+
+    def insert_private(self, parent: Node, tokens: tuple[int, ...], payload: Payload, depth: int = 0) -> Node:
+        """Add a run whose payload is good for this place alone: no sequence is ever matched into it."""
+        new = Node(parent, tokens, payload, depth)
+        new.private = True
+        parent.children.append(new)
         self._touch(new)
         return new
 

@@ -10,6 +10,23 @@ from rksc_agents.cache.tree import Node
 from rksc_agents.types import FinishReason
 
 
+@dataclass(frozen=True, slots=True)
+class Graft:
+    """How a prompt took KV from another: enough to do it again.
+
+    Attributes
+    ----------
+    source, target : tuple of int
+        The tokens of both prompts.
+    pairs : tuple of (int, int)
+        Target position and source position of each token that was taken.
+    """
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    pairs: tuple[tuple[int, int], ...]
+
+
 class Cursor:
     """A sequence of tokens with a claim on its KV.
 
@@ -26,9 +43,13 @@ class Cursor:
         [vocabulary], after the last token; None where they have not been computed.
     depth : int
         How many times decoding went on to get here.
+    score : float or None
+        How good the branch is, from 0 to 1; None where nobody has said.
+    graft : Graft or None
+        Set where the prompt took KV from another one at other positions, so that it is not exact.
     """
 
-    __slots__ = ("depth", "logits", "node", "released", "tokens")
+    __slots__ = ("depth", "graft", "logits", "node", "released", "score", "tokens")
 
     def __init__(self, tokens: tuple[int, ...], node: Node, logits: Tensor | None = None, depth: int = 0) -> None:
         self.tokens = tokens
@@ -36,6 +57,8 @@ class Cursor:
         self.logits = logits
         self.depth = depth
         self.released = False
+        self.score: float | None = None
+        self.graft: Graft | None = None
 
     @property
     def ready(self) -> bool:
@@ -58,7 +81,9 @@ class Completion:
     text : str
         Decoded text up to a stop text.
     finish_reason : str
-        "eos", "stop", "length" or "cancelled".
+        "eos", "stop", "length", "cancelled" or "unsure".
+    depth : int
+        Depth of the cursor that it started from.
     cursor : Cursor or None
         Where to go on from; None if the branch was cancelled.
     """
@@ -69,4 +94,5 @@ class Completion:
     scores: tuple[float, ...]
     text: str
     finish_reason: FinishReason
+    depth: int
     cursor: Cursor | None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
-from rksc_agents.cache.tree import Node
 from rksc_agents.engine.cursor import Cursor
 from rksc_agents.engine.jobs import DecodeJob, Row
 from rksc_agents.engine.space import Space, Verdict
@@ -43,10 +40,10 @@ class Decodes:
         self.jobs: list[DecodeJob] = []
 
     def most_bytes(self, job: DecodeJob) -> int:
-        """Bytes the job holds at its peak, with everything on its paths."""
-        bases = [cursor.node for cursor in job.cursors]
-        rows = self.space.runner.most_bytes([base.end for base in bases], self._most(job))
-        return _bytes_of(_on_paths(bases)) + rows
+        """Bytes the job holds at its peak, with everything on its paths, also what is evicted now."""
+        ends = [cursor.node.end for cursor in job.cursors]
+        rows = self.space.runner.most_bytes(ends, self._most(job))
+        return self.space.path_bytes(job.cursors) + rows
 
     def _most(self, job: DecodeJob) -> int:
         """KV tokens a row of the job holds at most; its last token's KV is never computed."""
@@ -123,6 +120,8 @@ class Decodes:
             row.finish_reason = "stop"
         elif len(row.tokens) >= row.most:
             row.finish_reason = "length"
+        elif job.doubt is not None and job.doubt(row.scores, row.logprobs):
+            row.finish_reason = "unsure"
         return text if row.finish_reason is None else text + row.stream.finish()
 
     def _part(self, job: DecodeJob) -> None:
@@ -142,6 +141,7 @@ class Decodes:
             tree.ref(node)
             tree.unpin(row.node)
             cursor = Cursor(row.base.tokens + tuple(row.tokens), node, None, depth)
+            cursor.graft = row.base.graft
             job.ledger.cursors.add(cursor)
             job.finished.put_nowait(row.completion(row.finish_reason, cursor))
         if not job.rows:
@@ -160,18 +160,4 @@ class Decodes:
         """Note what the job's request holds now."""
         assert job.tail is not None
         ends = [row.node for row in job.rows] + job.ledger.finished()
-        nodes = _on_paths(ends)
-        held = _bytes_of(nodes) + job.tail.nbytes
-        shared = 0
-        if self.space.runner.shares:
-            shared = sum(end.end for end in ends) - sum(len(node.tokens) for node in nodes)
-        job.ledger.saw(held, held + shared * self.space.runner.token_bytes, shared)
-
-
-def _on_paths(ends: Iterable[Node]) -> list[Node]:
-    """The nodes on the paths to `ends`, each once."""
-    return list({id(node): node for end in ends for node in end.path()}.values())
-
-
-def _bytes_of(nodes: Iterable[Node]) -> int:
-    return sum(node.payload.nbytes for node in nodes if node.payload is not None)
+        self.space.saw(job.ledger, ends, job.tail.nbytes)

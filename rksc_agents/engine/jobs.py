@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,14 +22,18 @@ from rksc_agents.types import FinishReason
 OnToken = Callable[[int, int, str], None]
 """Called with a row's index, its new token and the text that became readable."""
 
+Doubt = Callable[[Sequence[float], Sequence[float]], bool]
+"""Called with a row's token scores and log-probabilities so far; true ends the row as "unsure"."""
+
 
 @dataclass(slots=True, eq=False)
 class PrefillJob:
     """A sequence whose KV is to be in the tree, with the logits after its last token.
 
     `base` ends what the tree had; the rest is computed piece by piece up to each of `cuts`, and each
-    piece has its share of the promised bytes. `why` says where its tokens are counted: as the request's
-    prompt, as a branch being continued, or as KV that had been evicted.
+    piece has its share of the promised bytes. `under` is a private node that it is to go on from.
+    `why` says where its tokens are counted: as the request's prompt, as a branch being continued, or as KV that had
+    been evicted.
     """
 
     ledger: Ledger
@@ -37,6 +41,7 @@ class PrefillJob:
     done: asyncio.Future[Cursor]
     depth: int = 0
     why: Literal["prompt", "continue", "evicted"] = "prompt"
+    under: Node | None = None
     base: Node | None = None
     tail: RunningTail | None = None
     cuts: list[int] = field(default_factory=list)
@@ -67,7 +72,7 @@ class Row:
     def completion(self, finish_reason: FinishReason, cursor: Cursor | None) -> Completion:
         return Completion(
             self.index, tuple(self.tokens), tuple(self.logprobs), tuple(self.scores), self.stream.text, finish_reason,
-            cursor,
+            self.base.depth, cursor,
         )  # fmt: skip
 
 
@@ -76,6 +81,7 @@ class DecodeJob:
     """Rows that run in step from their cursors until each ends.
 
     `score` maps log-probabilities [rows, vocabulary] to a score per row, kept for each token.
+    `doubt` is asked after each token whether a row that could go on should rather end.
     `finished` receives each row's end, or an error that ends the job.
     """
 
@@ -86,6 +92,7 @@ class DecodeJob:
     score: Callable[[Tensor], Tensor]
     on_token: OnToken | None
     finished: asyncio.Queue[Completion | BaseException]
+    doubt: Doubt | None = None
     rows: list[Row] = field(default_factory=list)
     tail: RunningTail | None = None
     logits: Tensor | None = None

@@ -26,9 +26,11 @@ class Ledger:
     started: float | None = None
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    verify_s: float = 0.0
     prompt_tokens: int = 0
     prompt_tokens_reused: int = 0
     completion_tokens: int = 0
+    probe_tokens: int = 0
     kv: KVUsage = field(default_factory=KVUsage)
     recomputed: int = 0
     cursors: set[Cursor] = field(default_factory=set)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from rksc_agents.engine.cursor import Cursor
+from rksc_agents.engine.decode import EvictedError
 from rksc_agents.engine.jobs import PrefillJob
 from rksc_agents.engine.space import Space, Verdict
 from rksc_agents.model.plan import Run
@@ -45,11 +46,14 @@ class Prefills:
 
     def admit(self, job: PrefillJob) -> Verdict:
         """Let the job run, unless another computes tokens now that it can reuse, or there is no room."""
+        if job.under is not None and not job.under.alive:
+            raise EvictedError
         space, total = self.space, len(job.tokens)
         # At least one token is computed: its logits are what decoding starts from.
-        match = space.tree.match(job.tokens, total - 1)
+        match = space.tree.match(job.tokens, total - 1, under=job.under)
         base, known = match.node, match.node.end + match.beyond
-        if any(min(_common_length(job.tokens, other.tokens), total - 1) > known for other in self.jobs):
+        alike = (other.tokens for other in self.jobs if other.under is job.under)
+        if any(min(_common_length(job.tokens, tokens), total - 1) > known for tokens in alike):
             return "later"
         job.cuts = self._cuts(job, base.end, known)
         shares = self._shares(job.cuts, base.end)
@@ -81,7 +85,7 @@ class Prefills:
             return None
         self.space.grow(job.tail, width)
         last = start + width == len(job.tokens)
-        return Run(job.tail, [list(job.tokens[start : start + width])], [job.base], wants_logits=last)
+        return Run(job.tail, [list(job.tokens[start : start + width])], [job.base], wanted=int(last))
 
     def advance(self, job: PrefillJob, logits: Tensor) -> None:
         """Seal a piece that is complete, and hand over the cursor after the last one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -17,17 +18,37 @@ from rksc_agents.config import EngineConfig
 from rksc_agents.engine.decode import Decodes, EvictedError
 from rksc_agents.engine.jobs import DecodeJob, PrefillJob
 from rksc_agents.engine.prefill import Prefills
-from rksc_agents.engine.space import Space
-from rksc_agents.errors import EngineError, KVBudgetError
+from rksc_agents.engine.probe import ProbeJob, Probes, Reading
+from rksc_agents.engine.space import Space, Verdict
+from rksc_agents.engine.transplant import TransplantJob, Transplants
+from rksc_agents.errors import ConfigError, EngineError, KVBudgetError, UnsupportedModelError
 from rksc_agents.model.plan import Run
 from rksc_agents.model.protocol import Runner
 from rksc_agents.model.text import TextCodec
 
-Job = PrefillJob | DecodeJob
+Job = PrefillJob | DecodeJob | ProbeJob | TransplantJob
+
+
+class Lane(Protocol):
+    """What runs jobs of one kind."""
+
+    jobs: list[Any]
+
+    def most_bytes(self, job: Any) -> int:
+        """Bytes the job holds at its peak."""
+        ...
+
+    def admit(self, job: Any) -> Verdict:
+        """Let the job run if there is room."""
+        ...
+
+    def end(self, job: Any) -> None:
+        """Take a job out and give back what it holds."""
+        ...
 
 
 class Scheduler:
-    """Runs prefill and decode jobs step by step. Belongs to the engine's thread.
+    """Runs jobs step by step. Belongs to the engine's thread.
 
     Parameters
     ----------
@@ -51,13 +72,33 @@ class Scheduler:
         self.tree = self.space.tree
         self.prefills = Prefills(self.space, config.prefill_chunk)
         self.decodes = Decodes(self.space, codec, context, config.max_rows)
+        self.probes = Probes(self.space, config.prefill_chunk)
+        self.transplants = Transplants(self.space)
+        self._lanes: dict[type, Lane] = {
+            PrefillJob: self.prefills,
+            DecodeJob: self.decodes,
+            ProbeJob: self.probes,
+            TransplantJob: self.transplants,
+        }
         self.waiting: list[Job] = []
         self.wake = asyncio.Event()
+        # Held by whoever computes again what was evicted before it could run: two of them at the same time would evict
+        # each other's KV for ever.
+        self.turn = asyncio.Lock()
+
+    @property
+    def codec(self) -> TextCodec:
+        """The model's text."""
+        return self.decodes.codec
 
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
-        return bool(self.waiting or self.prefills.jobs or self.decodes.jobs)
+        return bool(self.waiting or self._running)
+
+    @property
+    def _running(self) -> bool:
+        return any(lane.jobs for lane in self._lanes.values())
 
     def add(self, job: Job) -> None:
         """Queue a job.
@@ -67,27 +108,25 @@ class Scheduler:
         KVBudgetError
             If the job alone needs more than the whole budget.
         """
-        needed = self._most_bytes(job)
+        needed = self._lane(job).most_bytes(job)
         if needed > self.budget.limit:
             raise KVBudgetError(needed, self.budget.limit)
         # The older request first, so that two requests cannot evict each other's prompts for ever.
         insort(self.waiting, job, key=lambda waiting: waiting.ledger.submitted)
         self.wake.set()
 
-    def _most_bytes(self, job: Job) -> int:
-        return self.prefills.most_bytes(job) if isinstance(job, PrefillJob) else self.decodes.most_bytes(job)
-
     def cancel(self, job: Job) -> None:
         """Drop a job and free what it holds, at once; a job that has ended is left alone."""
         if job in self.waiting:
             self.waiting.remove(job)
-        elif isinstance(job, PrefillJob) and job in self.prefills.jobs:
-            self.prefills.end(job)
-        elif isinstance(job, DecodeJob) and job in self.decodes.jobs:
-            self.decodes.end(job)
+        elif job in self._lane(job).jobs:
+            self._lane(job).end(job)
+
+    def _lane(self, job: Job) -> Lane:
+        return self._lanes[type(job)]
 
     def step(self) -> None:
-        """Admit what fits, draw a token for every row, and compute one pass."""
+        """Admit what fits, draw a token for every row, compute one pass, and the probes in passes of their own."""
         self._admit()
         for decode in list(self.decodes.jobs):
             self._guard(decode, self.decodes.draw)
@@ -98,8 +137,12 @@ class Scheduler:
         if runs:
             for job, logits in self._forward(runs):
                 self._guard(job, self._take, logits)
+        for transplant in list(self.transplants.jobs):
+            self._guard(transplant, self._transplant)
+        while probes := self.probes.next_pass():
+            self._probe(probes)
 
-    def _plan(self, job: Job, runs: list[tuple[Job, Run]]) -> None:
+    def _plan(self, job: PrefillJob | DecodeJob, runs: list[tuple[Job, Run]]) -> None:
         """Add what the job computes in this step to `runs`."""
         run: Run | None
         if isinstance(job, DecodeJob):
@@ -116,12 +159,14 @@ class Scheduler:
         while self.waiting:
             job = self.waiting.pop(0)
             try:
-                verdict = self.prefills.admit(job) if isinstance(job, PrefillJob) else self.decodes.admit(job)
+                verdict = self._lane(job).admit(job)
             except Exception as error:
                 self._fail(job, error)
                 continue
-            if verdict == "full" and not (self.prefills.jobs or self.decodes.jobs):
-                self._fail(job, KVBudgetError(self._most_bytes(job), self.budget.limit))  # it would wait for ever
+            if verdict == "full" and not self._running:
+                self._fail(
+                    job, KVBudgetError(self._lane(job).most_bytes(job), self.budget.limit)
+                )  # it would wait for ever
                 continue
             if verdict in ("later", "full"):
                 passed_over.append(job)
@@ -129,11 +174,36 @@ class Scheduler:
                 break
         self.waiting[:0] = passed_over
 
-    def _take(self, job: Job, logits: Tensor) -> None:
+    def _take(self, job: PrefillJob | DecodeJob, logits: Tensor) -> None:
         if isinstance(job, DecodeJob):
             job.logits = logits
         else:
             self.prefills.advance(job, logits)
+
+    def _transplant(self, job: TransplantJob) -> None:
+        cursor = self.transplants.run(job)
+        self.transplants.end(job)
+        if job.done.done():  # whoever waited was cancelled; the request releases the cursor when it ends
+            return
+        job.done.set_result(cursor)
+
+    def _probe(self, jobs: list[ProbeJob]) -> None:
+        readings: list[Reading | Exception]
+        try:
+            readings = list(self.probes.run(jobs))
+        except Exception as error:
+            if len(jobs) > 1 and self.runner.retryable:
+                for each in jobs:  # find out whose fault it is
+                    self._probe([each])
+                return
+            readings = [error] * len(jobs)
+        for job, reading in zip(jobs, readings, strict=True):
+            if isinstance(reading, Exception):
+                self._fail(job, reading)
+                continue
+            self.probes.end(job)
+            if not job.done.done():
+                job.done.set_result(reading)
 
     def _forward(self, runs: list[tuple[Job, Run]]) -> Iterator[tuple[Job, Tensor]]:
         try:
@@ -148,7 +218,7 @@ class Scheduler:
             return
         at = 0
         for job, run in runs:
-            rows = len(run.tokens) if run.wants_logits else 0
+            rows = len(run.tokens) * run.wanted
             yield job, logits[at : at + rows]
             at += rows
 
@@ -160,7 +230,7 @@ class Scheduler:
             self._fail(job, error)
 
     def _fail(self, job: Job, error: Exception) -> None:
-        if not isinstance(error, (EngineError, KVBudgetError, EvictedError)):
+        if not isinstance(error, (EngineError, KVBudgetError, EvictedError, UnsupportedModelError, ConfigError)):
             wrapped = EngineError(f"the model failed inside a step: {type(error).__name__}: {error}")
             wrapped.__cause__ = error
             error = wrapped

@@ -5,31 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Literal, ParamSpec, Self, TypeVar
+from typing import ParamSpec, TypeVar
 
-import torch
 from torch import Tensor
 
 from rksc_agents.config import Sampling
-from rksc_agents.engine.cursor import Completion, Cursor
-from rksc_agents.engine.decode import EvictedError
-from rksc_agents.engine.jobs import DecodeJob, OnToken, PrefillJob
+from rksc_agents.engine.cursor import Completion, Cursor, Graft
+from rksc_agents.engine.decoding import Decoding, Score, top_probability
+from rksc_agents.engine.jobs import Doubt, OnToken
 from rksc_agents.engine.ledger import Ledger
+from rksc_agents.engine.probe import Groups, Reading
 from rksc_agents.engine.scheduler import Scheduler
+from rksc_agents.engine.work import Work, all_of
 from rksc_agents.errors import ConfigError, PromptTooLongError
+from rksc_agents.model.exits import ExitRule
 from rksc_agents.model.sampling import Sampler
+from rksc_agents.model.text import TextCodec
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-Score = Callable[[Tensor], Tensor]
-Why = Literal["prompt", "continue", "evicted"]
-
-
-def top_probability(logprobs: Tensor) -> Tensor:
-    """The likeliest token's probability in each row."""
-    return logprobs.amax(-1).exp()
 
 
 class Session:
@@ -39,12 +33,31 @@ class Session:
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self.ledger = Ledger()
+        self._work = Work(scheduler)
         self._evicted_before = scheduler.tree.evicted
         self._next_generator = 0
 
-    async def prefill(self, tokens: Sequence[int], *, keep: bool = True) -> Cursor:
+    @property
+    def ledger(self) -> Ledger:
+        """What the request took so far."""
+        return self._work.ledger
+
+    @property
+    def codec(self) -> TextCodec:
+        """The model's text."""
+        return self._work.scheduler.codec
+
+    @property
+    def depth(self) -> int:
+        """Layers of the model."""
+        return self._work.scheduler.runner.depth
+
+    @property
+    def context(self) -> int:
+        """The model's context in tokens."""
+        return self._work.scheduler.context
+
+    async def prefill(self, tokens: Sequence[int], *, keep: bool = True, counted: bool = True) -> Cursor:
         """Put the KV of `tokens` into the tree, computing only what is not there.
 
         Parameters
@@ -53,6 +66,8 @@ class Session:
             The whole sequence, at least one token.
         keep : bool, default True
             Keep it as a cached prefix for later requests.
+        counted : bool, default True
+            Count its tokens as the request's prompt.
 
         Returns
         -------
@@ -66,25 +81,71 @@ class Session:
         KVBudgetError
             If it can never fit the KV budget.
         """
-        cursor = await self._prefill(tuple(tokens), depth=0, why="prompt")
+        cursor = await self._work.prefill(tuple(tokens), depth=0, why="prompt" if counted else "continue")
         if keep:
-            self._scheduler.tree.keep(cursor.node)
+            self._work.scheduler.tree.keep(cursor.node)
         return cursor
 
-    async def _prefill(self, tokens: tuple[int, ...], *, depth: int, why: Why) -> Cursor:
-        limit = self._scheduler.context
-        if not 0 < len(tokens) < limit:
-            raise PromptTooLongError(len(tokens), limit)
-        began = time.perf_counter()
-        job = PrefillJob(self.ledger, tokens, asyncio.get_running_loop().create_future(), depth, why)
-        self._scheduler.add(job)
-        try:
-            cursor = await job.done
-        except asyncio.CancelledError:
-            self._scheduler.cancel(job)
-            raise
-        self.ledger.prefill_s += time.perf_counter() - began
+    def cached(self, tokens: Sequence[int], limit: int) -> Cursor:
+        """A cursor at the longest prefix of `tokens` with KV, at most `limit` tokens long; computes nothing."""
+        node = self._work.scheduler.tree.match(tokens, limit).node
+        cursor = Cursor(tuple(tokens[: node.end]), node)
+        self._work.scheduler.tree.ref(node)
+        self.ledger.cursors.add(cursor)
         return cursor
+
+    async def transplant(self, source: Cursor, tokens: Sequence[int], pairs: Sequence[tuple[int, int]]) -> Cursor:
+        """Put a prompt's KV into the tree that takes tokens from another prompt, at other positions (ASKS "aligned").
+
+        Parameters
+        ----------
+        source : Cursor
+            The prompt that tokens are taken from.
+        tokens : sequence of int
+            The whole prompt.
+        pairs : sequence of (int, int)
+            Position in `tokens` and position in the source of each token that is taken, ascending; not the last one.
+
+        Returns
+        -------
+        Cursor
+            With the logits after the last token; its `graft` says what was taken, None where the tree had all that
+            was to be taken, so that the result is exact.
+
+        Raises
+        ------
+        ConfigError
+            If the source is not exact itself, or the pairs are not as said.
+        UnsupportedModelError
+            If the model's keys do not turn with their position.
+        """
+        if source.released or source.graft is not None:
+            raise ConfigError("tokens can be taken from a prompt that was prefilled and is still held: prefill it anew")
+        if not 0 < len(tokens) < self.context:
+            raise PromptTooLongError(len(tokens), self.context)
+        graft = Graft(source.tokens, tuple(tokens), tuple(pairs))
+        last = -1
+        for at, taken in graft.pairs:
+            if not (
+                last < at < len(tokens) - 1 and 0 <= taken < len(source.tokens) and tokens[at] == source.tokens[taken]
+            ):
+                raise ConfigError(
+                    f"pairs holds ({at}, {taken}): give ascending positions of the {len(tokens)} tokens but the last, "
+                    f"and positions of the same tokens among the source's {len(source.tokens)}"
+                )
+            last = at
+        return await self._work.transplant(source, graft, "prompt")
+
+    async def exact(self, cursor: Cursor) -> Cursor:
+        """The same sequence on exact KV: the cursor itself, or a fresh one where its prompt took KV from elsewhere.
+
+        The tokens computed for it are none of the prompt's; like any branch it lacks the KV of its last token.
+        """
+        if cursor.graft is None:
+            return cursor
+        fresh = await self._work.prefill(cursor.tokens[:-1], depth=cursor.depth, why="continue")
+        fresh.tokens, fresh.logits = cursor.tokens, None
+        return fresh
 
     def fork(self, cursor: Cursor, n: int) -> list[Cursor]:
         """Make `n` cursors at the place of `cursor`. Computes and copies nothing."""
@@ -92,7 +153,8 @@ class Session:
             raise ConfigError("a released cursor cannot be forked: release it after its last use")
         forks = [Cursor(cursor.tokens, cursor.node, cursor.logits, cursor.depth) for _ in range(n)]
         for fork in forks:
-            self._scheduler.tree.ref(fork.node)
+            fork.graft = cursor.graft
+            self._work.scheduler.tree.ref(fork.node)
         self.ledger.cursors.update(forks)
         return forks
 
@@ -103,6 +165,7 @@ class Session:
         *,
         score: Score = top_probability,
         on_token: OnToken | None = None,
+        doubt: Doubt | None = None,
     ) -> Decoding:
         """Decode from each cursor, one branch each; see :class:`Decoding`.
 
@@ -116,13 +179,16 @@ class Session:
             Maps log-probabilities [rows, vocabulary] to a score per row, kept for each token.
         on_token : callable or None
             Called in the engine's thread with index, token and new text; must not block.
+        doubt : callable or None
+            Called in the engine's thread after each token that does not end its branch, with the branch's scores and
+            log-probabilities so far; true ends the branch with the finish reason "unsure". Must not block.
         """
         if any(cursor.released for cursor in cursors):
             raise ConfigError("a released cursor cannot be decoded: release it after its last use")
         first = self._next_generator
         self._next_generator += len(cursors)
         generators = [Sampler.generator(sampling.seed, first + i) for i in range(len(cursors))]
-        return Decoding(self, list(cursors), sampling, generators, score=score, on_token=on_token)
+        return Decoding(self._work, list(cursors), sampling, generators, score=score, on_token=on_token, doubt=doubt)
 
     async def decode(
         self,
@@ -131,25 +197,91 @@ class Session:
         *,
         score: Score = top_probability,
         on_token: OnToken | None = None,
+        doubt: Doubt | None = None,
     ) -> list[Completion]:
         """Decode from each cursor until every branch has ended; the completions come in the cursors' order."""
-        async with self.decoding(cursors, sampling, score=score, on_token=on_token) as run:
+        async with self.decoding(cursors, sampling, score=score, on_token=on_token, doubt=doubt) as run:
             async for _ in run:
                 pass
         return run.completions
 
+    async def probe(
+        self,
+        cursors: Sequence[Cursor],
+        extensions: Sequence[Sequence[int]],
+        groups: Groups,
+        *,
+        exit_rule: ExitRule | None = None,
+    ) -> list[Reading]:
+        """Extend sequences for the time of one pass, and read how likely each group of tokens comes next.
+
+        Nothing is written to the tree. What a sequence lacks of its own KV (a finished branch's last token, or all of
+        it after an eviction) is computed too.
+
+        Parameters
+        ----------
+        cursors : sequence of Cursor
+            The sequences.
+        extensions : sequence of sequence of int
+            The tokens that follow each.
+        groups : tuple of tuple of int
+            Groups of target tokens, such as the forms of YES and the forms of NO.
+        exit_rule : ExitRule or None
+            When the pass may end before the last layer; None for never.
+
+        Returns
+        -------
+        list of Reading
+            `values` hold the log-sum-exp of each group's logits.
+
+        Raises
+        ------
+        ConfigError
+            If a cursor was released, or an extension is empty.
+        PromptTooLongError
+            If a sequence does not fit the model's context with its extension.
+        UnsupportedModelError
+            If there is an exit rule and the model's passes cannot end early.
+        """
+        began = time.perf_counter()
+        pairs = list(zip(cursors, extensions, strict=True))
+        for cursor, extension in pairs:
+            _check_probe(cursor, extension)
+        readings = await all_of([self._work.probe(c, e, groups=groups, rule=exit_rule) for c, e in pairs])
+        self.ledger.verify_s += time.perf_counter() - began
+        return [reading if reading.logits is None else _grouped(reading, groups) for reading in readings]
+
+    async def logits_along(self, cursor: Cursor, tokens: Sequence[int]) -> Tensor:
+        """Logits [len(tokens), vocabulary] after each of `tokens`, read in that order after the cursor's sequence."""
+        _check_probe(cursor, tokens)
+        reading = await self._work.probe(cursor, tokens, wanted=len(tokens))
+        assert reading.logits is not None
+        return reading.logits
+
+    def score(self, cursor: Cursor, score: float) -> None:
+        """Tell how good a branch is: under a tight budget the KV of deep and doubtful ones goes first (RSBCM).
+
+        Parameters
+        ----------
+        cursor : Cursor
+            Where the branch stands.
+        score : float
+            From 0 to 1.
+        """
+        if not 0.0 <= score <= 1.0:
+            raise ConfigError(f"score = {score!r} of a branch: give a number from 0 to 1")
+        cursor.score = score
+        if cursor.node.alive:
+            cursor.node.score = score
+
     def keep(self, cursor: Cursor) -> None:
         """Keep the cursor's KV as a cached prefix for later requests, such as the next turn."""
-        if cursor.node.alive:
-            self._scheduler.tree.keep(cursor.node)
+        if cursor.node.alive and cursor.graft is None:  # a private node is never found again
+            self._work.scheduler.tree.keep(cursor.node)
 
     def release(self, cursor: Cursor) -> None:
         """Give up a cursor. KV that nobody else claims is freed at once."""
-        if not cursor.released:
-            cursor.released = True
-            cursor.logits = None
-            self.ledger.cursors.discard(cursor)
-            self._scheduler.tree.unref(cursor.node)
+        self._work.release(cursor)
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run user code in a thread of its own, so that it does not stall the engine."""
@@ -157,122 +289,27 @@ class Session:
 
     def evicted(self) -> int:
         """How many nodes were evicted since the request began."""
-        return self._scheduler.tree.evicted - self._evicted_before
+        return self._work.scheduler.tree.evicted - self._evicted_before
 
     def close(self) -> None:
         """Release every cursor."""
         for cursor in list(self.ledger.cursors):
             self.release(cursor)
 
-    async def _ready(self, cursors: list[Cursor]) -> None:
-        """Compute what the cursors lack to be decoded; equal sequences once."""
-        tree = self._scheduler.tree
-        lacking: dict[tuple[int, ...], list[Cursor]] = {}
-        for cursor in cursors:
-            if not cursor.ready:
-                lacking.setdefault(cursor.tokens, []).append(cursor)
-        tasks = []
-        try:
-            async with asyncio.TaskGroup() as group:  # if one fails, the others are cancelled
-                for tokens, same in lacking.items():
-                    why: Why = "continue" if same[0].node.alive else "evicted"
-                    tasks.append(group.create_task(self._prefill(tokens, depth=same[0].depth, why=why)))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        for task, same in zip(tasks, lacking.values(), strict=True):
-            fresh = task.result()
-            for cursor in same:
-                tree.unref(cursor.node)
-                tree.ref(fresh.node)
-                cursor.node, cursor.logits = fresh.node, fresh.logits
-            self.release(fresh)
+    async def ready(self, cursor: Cursor) -> None:
+        """Compute what a cursor lacks to be decoded: KV that was evicted, or its logits."""
+        await self._work.ready([cursor])
 
 
-class Decoding:
-    """Branches being decoded. Iterate for the completions in the order in which they end.
+def _check_probe(cursor: Cursor, extension: Sequence[int]) -> None:
+    if cursor.released:
+        raise ConfigError("a released cursor cannot be probed: release it after its last use")
+    if not extension:
+        raise ConfigError("a probe without a token: give at least one token that follows the sequence")
 
-    ::
 
-        async with session.decoding(cursors, sampling) as run:
-            async for completion in run:
-                if enough(completion):
-                    break           # what still runs is cancelled and its KV freed
-        run.completions             # all of them, in the order of the cursors
-
-    Attributes
-    ----------
-    completions : list of Completion
-        Complete after the block; branches that were cut short have the finish reason "cancelled".
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        cursors: list[Cursor],
-        sampling: Sampling,
-        generators: list[torch.Generator],
-        *,
-        score: Score,
-        on_token: OnToken | None,
-    ) -> None:
-        self._session = session
-        self._cursors = cursors
-        self._sampling = sampling
-        self._generators = generators
-        self._score = score
-        self._on_token = on_token
-        self._job: DecodeJob | None = None
-        self._done: dict[int, Completion] = {}
-        self.completions: list[Completion] = []
-
-    async def __aenter__(self) -> Self:
-        self._began = time.perf_counter()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._session.ledger.decode_s += time.perf_counter() - self._began
-        job = self._job
-        if job is None:
-            return
-        for row in job.rows:
-            row.stream.finish()
-            self._done[row.index] = row.completion("cancelled", None)
-        self._session._scheduler.cancel(job)
-        while not job.finished.empty():  # ended in the step in which the others were cancelled
-            item = job.finished.get_nowait()
-            if isinstance(item, Completion):
-                self._done[item.index] = item
-        self.completions = [self._done[index] for index in sorted(self._done)]
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Completion:
-        if len(self._done) == len(self._cursors):
-            raise StopAsyncIteration
-        while True:
-            job = self._job or await self._start()
-            item = await job.finished.get()
-            if isinstance(item, Completion):
-                self._done[item.index] = item
-                return item
-            if not isinstance(item, EvictedError):
-                raise item
-            self._job = None  # evicted while it waited to be admitted: compute it again
-
-    async def _start(self) -> DecodeJob:
-        await self._session._ready(self._cursors)
-        job = DecodeJob(
-            ledger=self._session.ledger,
-            cursors=self._cursors,
-            sampling=self._sampling,
-            generators=self._generators,
-            score=self._score,
-            on_token=self._on_token,
-            finished=asyncio.Queue(),
-        )
-        self._session._scheduler.add(job)
-        self._job = job
-        return job
+def _grouped(reading: Reading, groups: Groups) -> Reading:
+    assert reading.logits is not None
+    last = reading.logits[-1].float()
+    values = tuple(last[list(group)].logsumexp(0).item() for group in groups)
+    return Reading(None, values, reading.layers, reading.tokens)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from rksc_agents.cache.budget import Budget
 from rksc_agents.cache.tree import Node
+from rksc_agents.engine.cursor import Cursor
+from rksc_agents.engine.ledger import Ledger
 from rksc_agents.model.protocol import Runner, RunningTail
 
 Verdict = Literal["running", "failed", "later", "full"]
@@ -49,3 +51,36 @@ class Space:
     def make_room(self, nbytes: int) -> None:
         """Evict until `nbytes` more can be held."""
         self.tree.evict(self.budget.missing(nbytes))
+
+    # -- what a request holds -------------------------------------------------------------------
+
+    def saw(self, ledger: Ledger, ends: Sequence[Node], beside: int) -> None:
+        """Note that a request holds the paths to `ends` now, and `beside` more bytes."""
+        nodes = self.on_paths(ends)
+        held = self.bytes_of(nodes) + beside
+        shared = 0
+        if self.runner.shares:
+            shared = sum(end.end for end in ends) - sum(len(node.tokens) for node in nodes)
+        ledger.saw(held, held + shared * self.runner.token_bytes, shared)
+
+    def path_bytes(self, cursors: Sequence[Cursor]) -> int:
+        """Bytes of the KV behind sequences, each shared token once, whether it is held now or evicted."""
+        if not self.runner.splittable:  # nodes hold states too, so only what is there can be told
+            return self.bytes_of(self.on_paths([cursor.node for cursor in cursors]))
+        tokens = 0
+        before: tuple[int, ...] = ()
+        for sequence in sorted({cursor.tokens for cursor in cursors}):
+            common = next((i for i, pair in enumerate(zip(before, sequence, strict=False)) if pair[0] != pair[1]), None)
+            tokens += len(sequence) - (min(len(before), len(sequence)) if common is None else common)
+            before = sequence
+        return tokens * self.runner.token_bytes
+
+    @staticmethod
+    def on_paths(ends: Iterable[Node]) -> list[Node]:
+        """The nodes on the paths to `ends`, each once."""
+        return list({id(node): node for end in ends for node in end.path()}.values())
+
+    @staticmethod
+    def bytes_of(nodes: Iterable[Node]) -> int:
+        """Bytes that nodes hold."""
+        return sum(node.payload.nbytes for node in nodes if node.payload is not None)

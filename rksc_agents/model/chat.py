@@ -106,8 +106,15 @@ class Template:
         self._tokenizer = tokenizer
         self._warned = False
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], *, thinking: bool = True) -> str:
         """Return the conversation as the template writes it, ready for the model's turn.
+
+        Parameters
+        ----------
+        messages : sequence of Message
+            The conversation.
+        thinking : bool, default True
+            False asks templates that can to open the turn without thinking (``enable_thinking``).
 
         Raises
         ------
@@ -120,7 +127,7 @@ class Template:
         for shape in _shapes(messages):
             for candidate in (shape, _as_parts(shape)):
                 try:
-                    text = self._apply(candidate)
+                    text = self._apply(candidate, thinking)
                 except TemplateError as error:
                     cause = cause or error
                     break
@@ -144,9 +151,9 @@ class Template:
             )
         return incomplete
 
-    def _apply(self, messages: list[Message]) -> str:
+    def _apply(self, messages: list[Message], thinking: bool) -> str:
         if not continues(messages):
-            return self._call(messages)
+            return self._call(messages, **({} if thinking else {"enable_thinking": False}))
         try:
             return self._call(messages, continued=True)
         except ValueError:  # the template rewrites the last message, so its end cannot be found
@@ -154,9 +161,9 @@ class Template:
                 raise
             return self._call(messages[:-1]) + messages[-1]["content"]
 
-    def _call(self, messages: list[Message], *, continued: bool = False) -> str:
+    def _call(self, messages: list[Message], *, continued: bool = False, **variables: Any) -> str:
         text = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, continue_final_message=continued, add_generation_prompt=not continued
+            messages, tokenize=False, continue_final_message=continued, add_generation_prompt=not continued, **variables
         )
         return cast(str, text)
 

@@ -20,6 +20,22 @@ from rksc_agents.model.protocol import RunningTail
 
 
 @dataclass(slots=True)
+class Scattered:
+    """KV at given positions of a row, in no node: what a prompt took from another place of the tree.
+
+    Attributes
+    ----------
+    segment : Segment
+        The KV, one token for each of `positions`.
+    positions : list of int
+        Ascending.
+    """
+
+    segment: Segment
+    positions: list[int]
+
+
+@dataclass(slots=True)
 class Run:
     """Rows that each add the same number of tokens in one pass.
 
@@ -31,14 +47,20 @@ class Run:
         Per row the new tokens, all rows equally many.
     bases : list of Node
         Per row the node that ends its prefix (the root for none).
-    wants_logits : bool
-        Whether the logits after each row's last new token are needed.
+    wanted : int
+        After how many of each row's last new tokens the logits are needed.
+    positions : list of int or None
+        Where the new tokens stand, ascending, if not one after the other; for a single row whose tail is empty.
+    scattered : Scattered or None
+        More KV that the single row reads, each key by the tokens behind it.
     """
 
     tail: RunningTail
     tokens: list[list[int]]
     bases: list[Node]
-    wants_logits: bool = True
+    wanted: int = 1
+    positions: list[int] | None = None
+    scattered: Scattered | None = None
 
     @property
     def width(self) -> int:
@@ -94,7 +116,7 @@ class Plan:
             for base in run.bases:
                 first = len(self.positions)
                 at = base.end + run.tail.length
-                self.positions.extend(range(at, at + run.width))
+                self.positions.extend(run.positions or range(at, at + run.width))
                 flat = range(first, first + run.width)
                 for node in base.path():
                     readers.setdefault(id(node), (node, []))[1].extend(flat)
@@ -104,20 +126,24 @@ class Plan:
     def tokens(self) -> list[int]:
         return [token for run in self.runs for row in run.tokens for token in row]
 
-    def last_tokens(self) -> list[int]:
-        """Flat indices of the last token of each row of the runs that want logits, in order."""
+    def wanted(self) -> list[int]:
+        """Flat indices of the tokens after which logits are wanted, in order."""
         return [
-            start + row * run.width + run.width - 1
+            start + row * run.width + at
             for start, run in zip(self.starts, self.runs, strict=True)
-            if run.wants_logits
             for row in range(len(run.tokens))
+            for at in range(run.width - run.wanted, run.width)
         ]
 
     def reads(self, window: int | None) -> list[Read]:
         """The reads of shared segments; each query sees the last `window` positions, itself included."""
         if window not in self._reads:
             made = (self._read(node, flat, window) for node, flat in self._readers)
-            self._reads[window] = [read for read in made if read is not None]
+            self._reads[window] = [read for read in made if read is not None] + [
+                self._scattered_read(run.scattered, start, run.width, window)
+                for start, run in zip(self.starts, self.runs, strict=True)
+                if run.scattered is not None
+            ]
         return self._reads[window]
 
     def _read(self, node: Node, flat: list[int], window: int | None) -> Read | None:
@@ -135,6 +161,10 @@ class Plan:
         mask = self._mask(range(first, node.end), oldest) if max(oldest) > first else None
         return Read(node.payload, rows, first - node.start, mask)
 
+    def _scattered_read(self, scattered: Scattered, start: int, width: int, window: int | None) -> Read:
+        rows = slice(start, start + width)
+        return Read(scattered.segment, rows, 0, self._by_age(self.positions[rows], scattered.positions, window))
+
     def own(self, window: int | None) -> list[OwnRead]:
         """The reads of the rows' own tails."""
         if window not in self._own:
@@ -148,6 +178,8 @@ class Plan:
         rows = slice(start, start + q * len(run.tokens))
         if window is None:
             return OwnRead(run, rows, 0, None, None)
+        if run.positions is not None:
+            return OwnRead(run, rows, 0, None, self._by_age(run.positions, run.positions, window))
         # Positions within the tail: all rows of a run are equally far past their base.
         oldest = [n + i - window + 1 for i in range(q)]
         skip = min(max(0, oldest[0]), n)
@@ -161,6 +193,11 @@ class Plan:
         return torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, MASKED)
 
     def _causal_mask(self, q: int, window: int) -> Tensor:
-        at = torch.arange(q, device=self.device)
-        age = at[:, None] - at[None, :]
-        return torch.zeros(q, q, device=self.device).masked_fill_((age < 0) | (age >= window), MASKED)
+        return self._by_age(range(q), range(q), window)
+
+    def _by_age(self, queries: Sequence[int], keys: Sequence[int], window: int | None) -> Tensor:
+        """Hide keys that come after a query, or `window` positions and more before it."""
+        at, of = (torch.tensor(positions, device=self.device) for positions in (queries, keys))
+        age = at[:, None] - of[None, :]
+        hidden = age < 0 if window is None else (age < 0) | (age >= window)
+        return torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, MASKED)

@@ -17,8 +17,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from rksc_agents.cache.budget import Budget
 from rksc_agents.cache.tree import Node, Tree
+from rksc_agents.errors import UnsupportedModelError
 from rksc_agents.model.borrowed import BorrowedModel
+from rksc_agents.model.exits import Watch
 from rksc_agents.model.plan import Run
+from rksc_agents.model.rotation import Rotation
 
 
 def cache_bytes(cache: Cache) -> int:
@@ -108,6 +111,7 @@ class PrivateRunner(BorrowedModel):
     chunked = False
     shares = False
     retryable = False  # a row's own cache may have grown before another row failed
+    readout = None
 
     def _prepare(self) -> None:
         # Purely recurrent models take a mask for padding only, of the new tokens' length.
@@ -121,6 +125,10 @@ class PrivateRunner(BorrowedModel):
     @property
     def token_bytes(self) -> int:
         return self._token_bytes
+
+    @property
+    def depth(self) -> int:
+        return int(self.model.config.get_text_config(decoder=True).num_hidden_layers)
 
     @torch.inference_mode()
     def _cache_bytes_after(self, tokens: int) -> int:
@@ -158,20 +166,34 @@ class PrivateRunner(BorrowedModel):
                 at = base.end + run.tail.length
                 # Not every model can continue a recurrent state by several tokens at once.
                 pieces = [tokens] if at == 0 else [[token] for token in tokens]
-                for i, piece in enumerate(pieces):
-                    last = self._call(piece, at + i, cache)
-                if run.wants_logits:
-                    logits.append(last)
+                found = [self._call(piece, at + i, cache, run.wanted) for i, piece in enumerate(pieces)]
+                if run.wanted:
+                    logits.append(torch.cat(found)[-run.wanted :])
                 self.passes += len(pieces)
                 self.tokens_computed += len(tokens)
             run.tail.length += run.width
             run.tail.count()
         return torch.cat(logits) if logits else torch.empty(0)
 
-    def _call(self, tokens: list[int], at: int, cache: Cache) -> Tensor:
+    def rotation(self) -> Rotation:
+        """Raises UnsupportedModelError: a cache per branch takes nothing from others."""
+        raise UnsupportedModelError(
+            f"{type(self.model).__name__} runs with a cache per branch, which takes no KV from others; use mode exact"
+        )
+
+    def forward_watched(self, runs: Sequence[Run], watch: Watch, targets: Sequence[int]) -> tuple[Tensor, int]:
+        """Raises UnsupportedModelError: rows run one after the other, so no pass can end early for all of them."""
+        raise UnsupportedModelError(
+            f"{type(self.model).__name__} runs with a cache per branch, so no pass can end early: switch the layer "
+            "exit off (exit='strict' or 'off')"
+        )
+
+    def _call(self, tokens: list[int], at: int, cache: Cache, wanted: int = 1) -> Tensor:
+        """Compute tokens and return the logits [at most `wanted`, vocabulary] after the last of them."""
         arguments: dict[str, Any] = {"input_ids": torch.tensor([tokens], device=self.device), "use_cache": True}
         if "position_ids" in self._takes:
             arguments["position_ids"] = torch.arange(at, at + len(tokens), device=self.device)[None]
         if self._masked and "attention_mask" in self._takes:  # ALiBi models build their biases from it
             arguments["attention_mask"] = torch.ones(1, at + len(tokens), dtype=torch.long, device=self.device)
-        return self.model(**arguments, cache=cache).logits[:, -1]  # type: ignore[no-any-return]
+        logits: Tensor = self.model(**arguments, cache=cache).logits[0]
+        return logits[max(0, len(tokens) - wanted) :]

@@ -13,7 +13,10 @@ from transformers import PreTrainedModel
 from rksc_agents.cache.tree import Node, Payload, Tree
 
 if TYPE_CHECKING:
+    from rksc_agents.model.exits import Watch
     from rksc_agents.model.plan import Run
+    from rksc_agents.model.readout import Readout
+    from rksc_agents.model.rotation import Rotation
 
 
 class RunningTail(Protocol):
@@ -42,6 +45,10 @@ class Runner(Protocol):
         Whether branches read one copy of what they have in common.
     retryable : bool
         Whether a pass that failed leaves everything as it was.
+    depth : int
+        Layers of the model.
+    readout : Readout or None
+        What the model's head makes of hidden states; None where passes cannot end before the last layer.
     passes, tokens_computed : int
         Forward passes made and tokens computed in them, since the start.
     """
@@ -55,6 +62,10 @@ class Runner(Protocol):
     @property
     def retryable(self) -> bool: ...
     @property
+    def depth(self) -> int: ...
+    @property
+    def readout(self) -> Readout | None: ...
+    @property
     def passes(self) -> int: ...
     @property
     def tokens_computed(self) -> int: ...
@@ -65,6 +76,8 @@ class Runner(Protocol):
     def most_bytes(self, ends: Sequence[int], most: int) -> int: ...
     def tail(self, bases: Sequence[Node], most: int, promised: int) -> RunningTail: ...
     def forward(self, runs: Sequence[Run]) -> Tensor: ...
+    def rotation(self) -> Rotation: ...
+    def forward_watched(self, runs: Sequence[Run], watch: Watch, targets: Sequence[int]) -> tuple[Tensor, int]: ...
     def close(self) -> None: ...
 
 

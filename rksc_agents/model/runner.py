@@ -19,11 +19,14 @@ from transformers import AttentionInterface
 
 from rksc_agents.cache.store import LayerShape, Layout, Segment, State, Tail
 from rksc_agents.cache.tree import Node, Tree
-from rksc_agents.errors import EngineError
+from rksc_agents.errors import EngineError, UnsupportedModelError
 from rksc_agents.model.attention import tree_attention
 from rksc_agents.model.borrowed import BorrowedModel
+from rksc_agents.model.exits import Watch
 from rksc_agents.model.plan import Plan, Run
-from rksc_agents.model.protocol import output_device
+from rksc_agents.model.protocol import output_device, vocabulary_size
+from rksc_agents.model.readout import LastTokens, Settled, measured
+from rksc_agents.model.rotation import Rotation
 from rksc_agents.model.tree_cache import LayerKinds, StateSlot, TreeCache, cat_states, split_states
 
 _names = itertools.count()
@@ -45,6 +48,8 @@ class TreeRunner(BorrowedModel):
         What a token of KV takes, measured with a one-token pass.
     splittable : bool
         Whether nodes can be split; False for models with recurrent states.
+    readout : Readout or None
+        What the head makes of hidden states; None where it could not be found out, and no pass can end early.
     """
 
     def _prepare(self) -> None:
@@ -77,10 +82,12 @@ class TreeRunner(BorrowedModel):
 
     def _measure(self) -> Layout:
         """Find out what each layer stores by computing one token."""
-        with self.attached(), torch.inference_mode():
+        with self.attached(), torch.inference_mode(), measured(self.model) as readouts:
             cache = TreeCache(self.kinds, 0, [], None)
             self._lent = []
-            self._call(torch.zeros(1, 1, dtype=torch.long), [0], cache, torch.tensor([0]))
+            token = vocabulary_size(self.model) // 2  # token 0 often pads, and embeds as nothing
+            self._call(torch.tensor([[token]]), [0], cache, torch.tensor([0]))
+        self.readout = readouts[0] if readouts else None
         self._slots = cache.slots()
         state = cache.state(self._slots)
         return Layout(dict(self._seen), sum(t.nbytes for t in state))
@@ -91,6 +98,11 @@ class TreeRunner(BorrowedModel):
     def token_bytes(self) -> int:
         """Bytes of KV per token."""
         return self.layout.token_bytes
+
+    @property
+    def depth(self) -> int:
+        """Layers of the model."""
+        return self.kinds.count
 
     def most_bytes(self, ends: Sequence[int], most: int) -> int:
         """Bytes that rows after bases that end at `ends` take at most for `most` tokens each, beside the bases."""
@@ -105,6 +117,21 @@ class TreeRunner(BorrowedModel):
             state = [torch.cat(parts) for parts in zip(*(p.state for p in payloads), strict=True)]  # type: ignore[union-attr]
         return Tail(self.layout, self.budget, len(bases), most, state=state, promised=promised)
 
+    def rotation(self) -> Rotation:
+        """How the model's keys turn with their position.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If they do not turn, or the model also has states that no token can be taken out of.
+        """
+        if not self.splittable:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} keeps recurrent states, which hold a whole prefix at once: KV cannot be "
+                "taken from other positions; use mode exact"
+            )
+        return Rotation.measure(self.model, self.layout)
+
     def tree(self) -> Tree:
         """An empty tree for this model."""
         return Tree(self.budget, splittable=self.splittable)
@@ -117,8 +144,8 @@ class TreeRunner(BorrowedModel):
 
         Returns
         -------
-        Tensor [rows, vocabulary]
-            Logits after the last new token of each row of the runs that want logits, in order.
+        Tensor [wanted, vocabulary]
+            Logits after the last `wanted` new tokens of each row of each run, in order.
         """
         parts = [list(runs)] if self.splittable else _by_shape(runs)
         states: list[tuple[Tail, State]] = []
@@ -127,7 +154,7 @@ class TreeRunner(BorrowedModel):
             tail.set_state(state)
         for run in runs:
             run.tail.length += run.width
-        wanted = [logits[id(run)] for run in runs if run.wants_logits]
+        wanted = [logits[id(run)] for run in runs if run.wanted]
         if not wanted:
             return torch.empty(0, self.model.config.get_text_config().vocab_size)
         return torch.cat(wanted) if len(wanted) > 1 else wanted[0]
@@ -137,9 +164,10 @@ class TreeRunner(BorrowedModel):
         ids = torch.tensor(plan.tokens, device=self.device)
         rows = [len(run.tokens) for run in runs]
         if self.splittable:  # flat: one row that holds the tokens of all rows
-            grid, keep = ids[None], plan.last_tokens()
+            grid, keep = ids[None], plan.wanted()
         else:  # states need the rows apart; all runs here have the same width
-            grid, keep = ids.view(sum(rows), runs[0].width), [runs[0].width - 1]
+            width = runs[0].width
+            grid, keep = ids.view(sum(rows), width), list(range(width - max(run.wanted for run in runs), width))
         cache = self._cache_for(runs)
         self._plan, self._lent = plan, []
         try:
@@ -151,11 +179,52 @@ class TreeRunner(BorrowedModel):
         if self._slots:
             parts = split_states(cache.state(self._slots), rows)
             states += [(_tail(run), state) for run, state in zip(runs, parts, strict=True)]
-        flat = logits.flatten(0, 1)
-        wanted = [run for run in runs if run.wants_logits] if self.splittable else runs
-        if not wanted:
-            return []
-        return list(zip(wanted, flat.split([len(run.tokens) for run in wanted]), strict=True))
+        if not self.splittable:
+            return [
+                (run, part[:, part.shape[1] - run.wanted :].flatten(0, 1))
+                for run, part in zip(runs, logits.split(rows), strict=True)
+            ]
+        return list(zip(runs, logits[0].split([len(run.tokens) * run.wanted for run in runs]), strict=True))
+
+    def forward_watched(self, runs: Sequence[Run], watch: Watch, targets: Sequence[int]) -> tuple[Tensor, int]:
+        """Like :meth:`forward`, for the target tokens only; `watch` may end the pass before the last layer.
+
+        After a pass that ended early the tails are good for nothing but to be closed.
+
+        Parameters
+        ----------
+        runs : sequence of Run
+            One for models with recurrent states.
+        watch : Watch
+            Looks at the rows' last tokens, run by run and row by row.
+        targets : sequence of int
+            Token ids.
+
+        Returns
+        -------
+        logits : Tensor [rows, targets], float32
+            At the depth that was reached.
+        layers : int
+            Layers that were computed.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If the model's head could not be found out.
+        """
+        if self.readout is None:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} gives no readout of its middle layers, so no pass can end early: "
+                "switch the layer exit off (exit='strict' or 'off')"
+            )
+        flat = Plan(runs, self.device).wanted() if self.splittable else None
+        try:
+            with self.readout.watched(watch, LastTokens(flat), targets):
+                return self.forward(runs)[:, list(targets)].float(), self.depth
+        except Settled as settled:
+            self.passes += 1
+            self.tokens_computed += sum(len(run.tokens) * run.width for run in runs)
+            return settled.logits, settled.layer
 
     def _cache_for(self, runs: list[Run]) -> TreeCache:
         states = [state for run in runs if (state := _tail(run).state) is not None]

@@ -105,7 +105,7 @@ def _difference(runner: TreeRunner, model: PreTrainedModel) -> str | None:
             for piece in (tokens[:5], tokens[5:11], tokens[11:]):
                 with closing(runner.tail([node], len(piece), 0)) as tail:
                     tail.grow(len(piece))
-                    logits = runner.forward([Run(tail, [piece], [node], wants_logits=piece == tokens[11:])])
+                    logits = runner.forward([Run(tail, [piece], [node], wanted=int(piece == tokens[11:]))])
                     (segment,) = tail.part([0], [])
                 node = tree.insert(node, tuple(piece), segment)
             got = logits[0].float()

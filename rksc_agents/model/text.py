@@ -6,6 +6,7 @@ import json
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import cast
 
@@ -19,6 +20,7 @@ from rksc_agents.model.thinking import (
     CLOSE_TOKENS,
     HARMONY_TOKENS,
     OPEN_TOKENS,
+    closing_marker,
     ends_inside,
     split_thinking,
 )
@@ -79,6 +81,23 @@ class TextCodec:
         self._controls: tuple[object, Controls] | None = None
         self._normalized = [content for content, (_, token) in added.items() if token.normalized]
 
+    @property
+    def _writes_itself(self) -> bool:
+        own = getattr(type(self._tokenizer), "apply_chat_template", None)
+        return own is not PreTrainedTokenizerBase.apply_chat_template
+
+    @property
+    def template(self) -> str:
+        """The chat template, as text; empty where there is none."""
+        return str(self._tokenizer.chat_template or "")
+
+    @cached_property
+    def number_tokens(self) -> frozenset[int]:
+        """The tokens whose text holds a digit: what they stand for must never come from another place."""
+        with self._lock:
+            vocabulary = self._tokenizer.get_vocab()
+        return frozenset(number for text, number in vocabulary.items() if any(map(str.isnumeric, text)))
+
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the token ids of a prompt, ready for the model's turn.
 
@@ -96,8 +115,7 @@ class TextCodec:
         with self._lock:
             if self._tokenizer.chat_template is not None:
                 return self._encode_chat(messages)
-            own = getattr(type(self._tokenizer), "apply_chat_template", None)
-            if own is not PreTrainedTokenizerBase.apply_chat_template:
+            if self._writes_itself:
                 return self._encode_by_tokenizer(messages)
             if not self._warned:
                 self._warned = True
@@ -111,6 +129,53 @@ class TextCodec:
             marked = [controls.mark(message, marks) for message in messages]
             text = marked[0]["content"] if isinstance(prompt, str) else plain(marked)
             return self._bos() + controls.encode(text, marks)
+
+    def follow_up(self, prompt: Prompt, request: str, after: Sequence[int]) -> tuple[int, ...]:
+        """Return the token ids that end the assistant's turn, say `request` as the user and open the next turn.
+
+        They are made from a rendered conversation in which a mark stands for what the assistant wrote, so they fit
+        whatever it wrote, also where a template would strip its thinking. The new turn opens without thinking.
+
+        Parameters
+        ----------
+        prompt : str or sequence of messages
+            What the assistant answered, or the conversation with the message that it continued.
+        request : str
+            What the user says next.
+        after : sequence of int
+            The sequence that the ids are to follow; the token that ended the assistant's turn is not repeated.
+        """
+        messages = conversation(prompt)
+        if continues(messages):
+            messages = messages[:-1]
+        if self._tokenizer.chat_template is None and self._writes_itself:
+            raise ConfigError(
+                f"{type(self._tokenizer).__name__} writes conversations itself, so nothing can be asked behind what "
+                "the model wrote: verify by a separate prompt (JudgeVerifier)"
+            )
+        marks = unused_characters([*messages, request])
+        written = f"{marks[0]}answer{marks[0]}"
+        asked: list[Message] = [{"role": "assistant", "content": written}, {"role": "user", "content": request}]
+        with self._lock:
+            controls = self._control_tokens()
+            marked = [controls.mark(message, marks) for message in messages]
+            marked += [asked[0], controls.mark(asked[1], marks)]
+            if self._tokenizer.chat_template is not None:
+                text = self._template.render(marked, thinking=False)
+            else:
+                text = plain(marked)
+            _, found, rest = text.rpartition(written)
+            if not found:
+                raise ConfigError(
+                    "the chat template leaves out what the assistant wrote, so nothing can be asked about it: set "
+                    "another tokenizer.chat_template, or verify by a separate prompt (JudgeVerifier)"
+                )
+            tokens = controls.encode(rest + closing_marker(rest), marks)
+        if after and after[-1] in self.eos_token_ids and after[-1] in tokens:
+            end = tokens.index(after[-1])
+            if not self._decode(list(tokens[:end])).strip():  # some templates write a space before it
+                return tokens[end + 1 :]
+        return tokens
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Return the token ids of plain text: no special token is added, none is read from the text."""

@@ -81,6 +81,16 @@ def ends_inside(text: str, openings: frozenset[str]) -> bool:
     return text.rstrip().endswith((*openings, _HARMONY_OPENING))
 
 
+def closing_marker(text: str) -> str:
+    """What closes the thinking block that `text` ends in; empty where it ends in none."""
+    end = text.rstrip()
+    opening = max((opening for opening in _CLOSING_OF if end.endswith(opening)), key=len, default=None)
+    if opening is not None:
+        gap = text[len(end) :].count("\n")  # an empty block is two line ends, as models were trained on it
+        return "\n" * max(0, 2 - gap) + f"{_CLOSING_OF[opening]}\n\n"
+    return "<|end|><|start|>assistant<|channel|>final<|message|>" if end.endswith(_HARMONY_OPENING) else ""
+
+
 def _split_blocks(text: str) -> tuple[str, list[str]]:
     """Return `text` without its thinking blocks, and the blocks."""
     outside: list[str] = []

@@ -10,7 +10,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from rksc_agents.errors import ConfigError
-from rksc_agents.reasoning.strategy import Outcome, Problem, Strategy
+from rksc_agents.reasoning.problem import Problem
+from rksc_agents.reasoning.strategy import Outcome, Strategy
 from rksc_agents.types import Branch
 
 
@@ -21,27 +22,40 @@ class BestOfN(Strategy):
     ----------
     branches : int, default 8
         Branches to draw, 1 to 1024.
-    score : "confidence" or callable, default "confidence"
-        What is compared: the branch's confidence, or what a function of the :class:`~rksc_agents.types.Branch`
-        returns. The function runs outside the engine's thread.
+    score : "confidence", "verifier" or callable, default "confidence"
+        What is compared: the branch's confidence, its verdict's score (verification is skipped where one branch is
+        decisively confident), or what a function of the :class:`~rksc_agents.types.Branch` returns. The function runs
+        outside the engine's thread.
     """
 
     name: ClassVar[str] = "best-of-n"
 
     branches: int = Field(default=8, ge=1, le=1024)
-    score: Literal["confidence"] | Callable[[Branch], float] = "confidence"
+    score: Literal["confidence", "verifier"] | Callable[[Branch], float] = "confidence"
 
     async def solve(self, problem: Problem) -> Outcome:
-        root = await problem.prefill()
-        async with problem.branching(problem.session.fork(root, self.branches)) as ended:
+        async with problem.branching(await problem.start(self.branches)) as ended:
             async for _ in ended:
                 pass
+        if self.score == "verifier":
+            return await self._verified(problem)
         scores = await asyncio.gather(*(self._score(problem, branch) for branch in problem.branches))
         winner = max(range(len(scores)), key=lambda i: (scores[i], -i))
-        return Outcome(winner, problem.branches[winner].answer)
+        return Outcome(
+            winner, problem.branches[winner].answer, rule="confidence" if self.score == "confidence" else None
+        )
+
+    async def _verified(self, problem: Problem) -> Outcome:
+        verdicts = await problem.verify(range(len(problem.branches)))
+        if any(verdict.score is None for verdict in verdicts):  # one branch was decisively confident
+            winner, rule = problem.surest(), "confidence"
+        else:
+            scores = [verdict.score or 0.0 for verdict in verdicts]
+            winner, rule = max(range(len(scores)), key=lambda i: (scores[i], -i)), "verifier"
+        return Outcome(winner, problem.branches[winner].answer, rule=rule)
 
     async def _score(self, problem: Problem, branch: Branch) -> float:
-        if self.score == "confidence":
+        if not callable(self.score):
             return branch.confidence
         value = float(await problem.session.call(self.score, branch))
         if math.isnan(value):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rksc_agents.reasoning.strategy import Outcome, Problem, Strategy
+from rksc_agents.reasoning.problem import Problem
+from rksc_agents.reasoning.strategy import Outcome, Strategy
 
 
 class Direct(Strategy):
@@ -13,8 +14,7 @@ class Direct(Strategy):
     name: ClassVar[str] = "direct"
 
     async def solve(self, problem: Problem) -> Outcome:
-        root = await problem.prefill()
-        async with problem.branching([root]) as ended:
+        async with problem.branching(await problem.start(1)) as ended:
             async for _, branch in ended:
                 answer = branch.answer
         return Outcome(0, answer)

@@ -4,34 +4,53 @@ from __future__ import annotations
 
 import time
 
-from rksc_agents.reasoning.strategy import Outcome, Problem, Strategy
-from rksc_agents.types import ReasoningResult, Timings, Usage
+from rksc_agents.reasoning.problem import Problem
+from rksc_agents.reasoning.strategy import Outcome, Strategy
+from rksc_agents.types import ReasoningResult, Timings, Usage, VerificationUsage
 
 
 def result_of(strategy: Strategy, problem: Problem, outcome: Outcome) -> ReasoningResult:
     """The result of a run that has just ended, with what it took."""
     ledger, now = problem.session.ledger, time.perf_counter()
-    winner = problem.branches[outcome.winner]
     started = ledger.started if ledger.started is not None else now
     return ReasoningResult(
-        answer=outcome.answer if outcome.answer is not None else winner.text.strip() or None,
-        text=winner.text,
+        answer=outcome.answer if outcome.answer is not None else problem.text_of(outcome.winner).strip() or None,
+        text=problem.text_of(outcome.winner),
         strategy=strategy.name,
         branches=tuple(problem.branches),
         winner=outcome.winner,
         votes=outcome.votes,
+        rule=outcome.rule,
         usage=Usage(
             prompt_tokens=ledger.prompt_tokens,
             prompt_tokens_computed=ledger.prompt_tokens - ledger.prompt_tokens_reused,
             prompt_tokens_reused=ledger.prompt_tokens_reused,
             completion_tokens=ledger.completion_tokens,
-            completion_tokens_winner=len(winner.tokens),
+            completion_tokens_winner=sum(len(problem.branches[at].tokens) for at in problem.line(outcome.winner)),
         ),
+        verification=_verification(problem),
         kv=ledger.kv.model_copy(update={"evicted": problem.session.evicted(), "recomputed": ledger.recomputed}),
         timings=Timings(
             queue_s=started - ledger.submitted,
             prefill_s=ledger.prefill_s,
             decode_s=ledger.decode_s,
+            verify_s=ledger.verify_s,
             total_s=now - ledger.submitted,
         ),
+    )
+
+
+def _verification(problem: Problem) -> VerificationUsage:
+    verdicts = [branch.verdict for branch in problem.branches if branch.verdict is not None]
+    done = [verdict for verdict in verdicts if not verdict.skipped]
+    own = [verdict for verdict in done if verdict.layers]
+    return VerificationUsage(
+        verifier=problem.settings.verifier.name if verdicts else None,
+        exit=problem.settings.exits.source,
+        verified=len(done),
+        skipped=len(verdicts) - len(done),
+        exited=sum(verdict.exit_layer is not None for verdict in done),
+        tokens_computed=sum(verdict.tokens_computed for verdict in done),
+        layers=sum(verdict.layers for verdict in own),
+        layers_full=len(own) * problem.session.depth,
     )

@@ -131,6 +131,18 @@ class Ballot:
         return sorted(self._groups, key=lambda group: group.rank)
 
 
+def answer_keys(answers: Sequence[str | None]) -> list[int]:
+    """Number answers so that those that say the same have the same number; -1 for none."""
+    ballot = Ballot()
+    for index, answer in enumerate(answers):
+        ballot.add(index, answer)
+    keys = [-1] * len(answers)
+    for vote in ballot.standing():
+        for index in vote.branches:
+            keys[index] = vote.branches[0]
+    return keys
+
+
 def softmax_weights(confidences: Sequence[float], temperature: float = 1.0) -> tuple[float, ...]:
     """Return the weights of a confidence-weighted vote (CISC, arXiv 2502.06233): a softmax that sums to 1.
 

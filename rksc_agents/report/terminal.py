@@ -16,7 +16,19 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from rksc_agents.types import BranchEnd, BranchToken, Event, FinishReason, ReasoningResult, Vote, VoteChanged
+from rksc_agents.types import (
+    Branch,
+    BranchEnd,
+    BranchToken,
+    BranchVerified,
+    Event,
+    FinishReason,
+    ReasoningResult,
+    SharingRecord,
+    Verdict,
+    Vote,
+    VoteChanged,
+)
 
 # Overrides and isolates can make a line read as another; the plain marks U+200E and U+200F cannot.
 _BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -52,6 +64,7 @@ class _Row:
     tokens: int = 0
     tail: str = ""
     answer: str | None = None
+    verdict: Verdict | None = None
 
 
 class BranchView:
@@ -73,6 +86,8 @@ class BranchView:
         elif isinstance(event, BranchEnd):
             row = self._row(event.branch)
             row.state, row.answer, row.tail = event.finish_reason, event.answer, event.text[-_TAIL:]
+        elif isinstance(event, BranchVerified):
+            self._row(event.branch).verdict = event.verdict
         elif isinstance(event, VoteChanged):
             self._votes = event.votes
 
@@ -95,6 +110,8 @@ class BranchView:
             line.append(f"{row.tokens:>5} ", style="dim")
             if row.answer is not None:
                 line.append(f"= {one_line(row.answer)} ", style="bold green")
+            if row.verdict is not None:
+                line.append(f"({_score(row.verdict, 2)}) ", style="magenta")
             line.append(_last_cells(one_line(row.tail), options.max_width - line.cell_len), style="dim")
             yield line
 
@@ -119,7 +136,12 @@ def summary(result: ReasoningResult) -> RenderableType:
     """
     parts: list[RenderableType] = [Text(), Text(clean(result.text).strip()), Text()]
     answer = result.text if result.answer is None else result.answer
-    parts.append(Text.assemble(("answer  ", "bold"), (one_line(answer), "bold green")))
+    figures = list(_figures(result))
+    noted = enumerate(result.branches)
+    notes = [(f"branch {index}", f"{name}: {note}") for index, branch in noted for name, note in _notes(branch, result)]
+    width = max(len(name) for name, _ in [("answer", ""), *notes, *figures]) + 2
+    by = "" if result.rule is None else f"  by {one_line(result.rule)}"
+    parts.append(Text.assemble((f"{'answer':<{width}}", "bold"), (one_line(answer), "bold green"), (by, "dim")))
     if result.votes:
         most = max(vote.weight for vote in result.votes)
         votes = Table.grid(padding=(0, 1))
@@ -127,7 +149,8 @@ def summary(result: ReasoningResult) -> RenderableType:
             cells = max(1, round(_BAR * vote.weight / most)) if vote.weight > 0 else 0
             votes.add_row(Text(one_line(vote.answer)), Text("█" * cells, "green"), Text(_support(vote), "dim"))
         parts.append(votes)
-    parts += [Text(f"{name:<7} {fact}") for name, fact in _figures(result)]
+    parts += [Text(f"{name:<{width}}{note}", "dim") for name, note in notes]
+    parts += [Text(f"{name:<{width}}{fact}") for name, fact in figures]
     return Group(*parts)
 
 
@@ -137,11 +160,13 @@ def plain(result: ReasoningResult) -> Iterator[str]:
     yield "text:"
     # The indent keeps a model from writing a line that reads like one of ours.
     yield from (f"  {clean(line)}".rstrip() for line in result.text.strip().splitlines())
-    yield f"strategy: {one_line(result.strategy)}, branches {len(result.branches)}, winner {result.winner}"
+    by = "" if result.rule is None else f", rule {one_line(result.rule)}"
+    yield f"strategy: {one_line(result.strategy)}, branches {len(result.branches)}, winner {result.winner}{by}"
     for index, branch in enumerate(result.branches):
         given = "none" if branch.answer is None else one_line(branch.answer)
         facts = f"{branch.finish_reason}, tokens {len(branch.tokens)}, confidence {branch.confidence:.4f}"
         yield f"branch {index}: {facts}, answer {given}"
+        yield from (f"{name} {index}: {note}" for name, note in _notes(branch, result))
     for vote in result.votes:
         yield f"vote: {one_line(vote.answer)}, {_support(vote)}"
     yield from (f"{name}: {fact}" for name, fact in _figures(result))
@@ -165,6 +190,39 @@ def _support(vote: Vote) -> str:
     return f"weight {vote.weight:g}, branches {' '.join(map(str, vote.branches))}"
 
 
+def _notes(branch: Branch, result: ReasoningResult) -> Iterator[tuple[str, str]]:
+    """Yield what is special about a branch, by name: its place in a tree, its verdict, what it shared."""
+    if branch.parent is not None or branch.depth:
+        yield "place", f"depth {branch.depth}, parent {'none' if branch.parent is None else branch.parent}"
+    if branch.verdict is not None:
+        yield "verdict", _verdict(branch.verdict, result)
+    if branch.sharing.mode != "exact" or branch.sharing.kl is not None:
+        yield "sharing", _shared(branch.sharing)
+
+
+def _score(verdict: Verdict, digits: int) -> str:
+    return "skipped" if verdict.score is None else f"{verdict.score:.{digits}f}"
+
+
+def _verdict(verdict: Verdict, result: ReasoningResult) -> str:
+    if verdict.score is None:
+        return "skipped"
+    known = [branch.verdict for branch in result.branches if branch.verdict is not None and branch.verdict.layers]
+    facts = [f"score {_score(verdict, 4)}"]
+    if verdict.exit_layer is not None:
+        facts.append(f"exit layer {verdict.exit_layer} of {result.verification.layers_full // max(1, len(known))}")
+    if verdict.layers:
+        facts.append(f"layers {verdict.layers}, tokens {verdict.tokens_computed}")
+    return ", ".join(facts)
+
+
+def _shared(record: SharingRecord) -> str:
+    measured = {"sigma": record.sigma, "kl": record.kl, "agreement": record.agreement}
+    facts = [record.mode, f"reused {record.reused}, recomputed {record.recomputed}"]
+    facts += [f"{name} {value:.4f}" for name, value in measured.items() if value is not None]
+    return ", ".join(facts)
+
+
 def _figures(result: ReasoningResult) -> Iterator[tuple[str, str]]:
     """Yield what the run took, by name: the facts that both forms of the report print."""
     usage, kv, timings = result.usage, result.kv, result.timings
@@ -179,8 +237,16 @@ def _figures(result: ReasoningResult) -> Iterator[tuple[str, str]]:
         f"peak {size(kv.peak_bytes)}, {size(kv.bytes_if_copied)} if copied{saved}, "
         f"{kv.tokens_shared} tokens shared, {kv.evicted} nodes evicted, {kv.recomputed} tokens recomputed",
     )
+    if (done := result.verification).verifier is not None:
+        spared = f" ({1 - done.layers / done.layers_full:.0%} saved)" if done.layers_full else ""
+        yield (
+            "verification",
+            f"{one_line(done.verifier)}, exit {one_line(done.exit)}, {done.verified} verified, {done.skipped} skipped, "
+            f"{done.exited} exited early, {done.tokens_computed} tokens, layers {done.layers} of {done.layers_full}"
+            f"{spared}",
+        )
     yield (
         "time",
         f"{timings.total_s:.2f} s in all, {timings.queue_s:.2f} s queued, "
-        f"prefill {timings.prefill_s:.2f} s, decode {timings.decode_s:.2f} s",
+        f"prefill {timings.prefill_s:.2f} s, decode {timings.decode_s:.2f} s, verify {timings.verify_s:.2f} s",
     )

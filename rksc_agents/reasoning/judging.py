@@ -1,0 +1,54 @@
+"""Having branches verified: whether at all (CGEE level 1), on which KV, and what is noted of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rksc_agents.errors import PromptTooLongError
+from rksc_agents.reasoning.voting import answer_keys
+from rksc_agents.types import Verdict
+from rksc_agents.verify.verifier import Claim
+
+if TYPE_CHECKING:
+    from rksc_agents.reasoning.problem import Problem
+
+
+async def judge(problem: Problem, indices: Sequence[int], *, finished: bool, gate: bool) -> list[Verdict]:
+    """The verdicts on branches; see :meth:`rksc_agents.reasoning.problem.Problem.verify`."""
+    if not indices:
+        return []
+    if finished and gate and await _decisive(problem, indices):
+        return [Verdict(skipped=True)] * len(indices)
+    session, settings = problem.session, problem.settings
+    claims = [
+        Claim(
+            question=problem.question,
+            text=problem.text_of(index),
+            answer=problem.branch(index).answer,
+            cursor=await session.exact(problem.cursors[index]),  # never KV that a lossy mode made
+            finished=finished,
+        )
+        for index in indices
+    ]
+    try:
+        return await settings.verifier.verify(session, claims, settings.exits.rule(session.depth))
+    except PromptTooLongError as error:
+        warnings.warn(
+            f"{len(indices)} branches were not verified, because there is no room left to ask about them ({error}): "
+            "lower max_tokens",
+            stacklevel=2,
+        )
+        return [Verdict()] * len(indices)
+
+
+async def _decisive(problem: Problem, indices: Sequence[int]) -> bool:
+    """Level 1: whether one branch is decisively confident. A program's check is never spared."""
+    settings = problem.settings
+    if getattr(settings.verifier, "always", False):
+        return False
+    branches = [problem.branch(index) for index in indices]
+    keys = await problem.session.call(answer_keys, [branch.answer for branch in branches])
+    confidences = [branch.confidence for branch in branches]
+    return settings.exits.decisive(settings.measure.name, confidences, keys) is not None
