@@ -26,7 +26,7 @@ from rksc_agents.verify.calibration import certify
 from rksc_agents.verify.certificate import Certificate, Labelled, stored_path
 from rksc_agents.verify.decisions import Decide, Observed, best_of_n, weighted_vote
 from rksc_agents.verify.intervals import auc
-from rksc_agents.verify.lens import FittedLens, cross_fit
+from rksc_agents.verify.lens import MIN_ROWS, FittedLens, cross_fit
 
 WAVE = 16
 """Questions in flight at once."""
@@ -108,6 +108,12 @@ def calibrate(
         raise ConfigError(f"{len(answers)} answers to {len(questions)} questions: give one each, or none")
     if not 0 < fit_share < 1:
         raise ConfigError(f"fit_share = {fit_share!r}: give a share between 0 and 1, such as 0.33")
+    verdicts = round(fit_share * len(questions)) * chosen.branches
+    if verdicts < MIN_ROWS:  # said before anything is drawn
+        raise ConfigError(
+            f"{len(questions)} questions with {chosen.branches} branches leave {verdicts} verdicts to fit a lens on, "
+            f"and {MIN_ROWS} are needed: give more questions, more branches or a larger fit_share"
+        )
     looked = tuple(layers) if layers is not None else default_layers(reasoner.depth)
     samples = observe(reasoner, questions, chosen, looked, progress=progress)
     certificate, missing = certificate_of(

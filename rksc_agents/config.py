@@ -93,7 +93,7 @@ class Sharing(Config):
         "exact" shares equal beginnings, without loss. "aligned" also takes runs of equal tokens from other positions,
         their keys rotated to the new ones. "semantic" lets a branch go on from the first prompt instead of its own
         where the gate says that they mean the same. Both lose something; verification never uses what they made.
-    first : int, default 16
+    first : int, default 20
         "aligned": tokens at the beginning of each run that are computed all the same; numbers always are.
     shortest : int, default 4
         "aligned": tokens that a run has at least.
@@ -109,7 +109,7 @@ class Sharing(Config):
     """
 
     mode: Literal["exact", "aligned", "semantic"] = "exact"
-    first: int = Field(default=16, ge=0)
+    first: int = Field(default=20, ge=0)
     shortest: int = Field(default=4, ge=1)
     tau: float = Field(default=0.98, ge=0.0, le=1.0)
     alpha: float = Field(default=1.5, ge=0.0, le=100.0)

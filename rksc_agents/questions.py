@@ -53,7 +53,7 @@ def read_questions(path: Path | str, *, limit: int | None = None, seed: int | No
     if limit is not None and limit < 1:
         raise ConfigError(f"limit = {limit!r}: give a number of questions, at least 1")
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the questions {path} cannot be read ({error}): give a JSONL file in UTF-8") from error
     found = [_question(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -73,7 +73,7 @@ def _question(where: str, line: str) -> Question:
         raise ConfigError(f'{where} has no text "question": write {{"question": "...", "answer": "..."}}')
     answer = record.get("answer")
     return Question(
-        text=_with_choices(record["question"], _texts(where, record, "choices")),
+        text=_with_choices(where, record["question"], _texts(where, record, "choices")),
         answer=None if answer is None else str(answer),
         prompts=tuple(_texts(where, record, "prompts")),
     )
@@ -86,8 +86,10 @@ def _texts(where: str, record: dict[str, Any], name: str) -> Sequence[str]:
     return value
 
 
-def _with_choices(question: str, choices: Sequence[str]) -> str:
+def _with_choices(where: str, question: str, choices: Sequence[str]) -> str:
     if not choices:
         return question
+    if len(choices) > len(ascii_uppercase):
+        raise ConfigError(f"{where} has {len(choices)} choices: give at most {len(ascii_uppercase)}, one per letter")
     listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))
     return f"{question}\n{listed}\nAnswer with the letter of the right choice."

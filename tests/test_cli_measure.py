@@ -383,11 +383,12 @@ def test_bench_exits(measured: dict[str, Any], write: Write) -> None:
     model, tasks = measured.pop("args")
     assert (model, {name: len(found) for name, found in tasks.items()}) == (DEFAULT_MODEL, {"a": 30, "b": 3})
     assert isinstance(measured["verifier"], ProbingVerifier)
-    assert measured == {"verifier": SelfVerifier(), "branches": 4, "tokens": 48, "progress": None}
-    options = "--model m --limit 5 --seed 2 --verifier self-calibrated --branches 2 --tokens 7 --json"
+    assert measured == {"verifier": SelfVerifier(), "branches": 4, "tokens": 48, "temperature": 0.7, "progress": None}
+    options = "--model m --limit 5 --seed 2 --verifier self-calibrated --branches 2 --tokens 7 --temperature 0.2 --json"
     found = json.loads(run("bench", "exits", *files, *options.split()).stdout)
     model, drawn = measured.pop("args")
-    assert measured == {"verifier": SelfVerifier(calibrated=True), "branches": 2, "tokens": 7, "progress": None}
+    asked = {"verifier": SelfVerifier(calibrated=True), "branches": 2, "tokens": 7, "temperature": 0.2}
+    assert measured == {**asked, "progress": None}
     assert (model, drawn["b"]) == ("m", tasks["b"])
     assert len(drawn["a"]) == 5
     assert drawn["a"] != tasks["a"][:5]

@@ -113,3 +113,16 @@ def test_what_is_written_as_json_is_read(tmp_path_factory: pytest.TempPathFactor
     lines = [json.dumps({"question": text, "answer": text}, ensure_ascii=False) for text in texts]
     path.write_text("\n".join(lines), encoding="utf-8", newline="")
     assert read_questions(path) == [Question(text, text) for text in texts]
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + b'{"question": "Why?"}\n')
+    assert read_questions(path) == [Question("Why?")]
+
+
+def test_more_choices_than_letters_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(json.dumps({"question": "Which?", "choices": [str(i) for i in range(27)]}))
+    with pytest.raises(ConfigError, match="line 1 has 27 choices: give at most 26"):
+        read_questions(path)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from rksc_agents import EngineConfig, RKSCReasoner, SelfConsistency
+from rksc_agents import EngineConfig, Outcome, Problem, RKSCReasoner, SelfConsistency, SelfVerifier, Strategy
 from rksc_agents.engine.session import Session
 from rksc_agents.model.loader import LoadedModel, load_model
+from rksc_agents.model.text import TextCodec
+from rksc_agents.verify.words import verdict_tokens
 
 pytestmark = pytest.mark.real
 
@@ -95,3 +97,48 @@ def test_packed_and_plain_linears_agree(loaded: LoadedModel) -> None:
             names = reasoner._engine.runner.packed  # type: ignore[attr-defined]
             assert bool(names) == packed
     assert (got[0] - got[1]).abs().max() < 1e-3
+
+
+class Verified(Strategy):
+    """Eight branches, verified; keeps what that computed and what it was asked about."""
+
+    name = "verified"
+    note: Callable[[object], None]
+
+    async def solve(self, problem: Problem) -> Outcome:
+        async with problem.branching(await problem.start(8)) as ended:
+            async for _ in ended:
+                pass
+        runner = problem.session._work.scheduler.runner
+        before = runner.tokens_computed
+        verdicts = await problem.verify(range(8))
+        request = SelfVerifier().request
+        for index, verdict in enumerate(verdicts):
+            written = problem.cursors[index].tokens
+            probe = problem.session.codec.follow_up(problem.question, request, written)
+            self.note(((*written, *probe), len(probe), verdict))
+        self.note(runner.tokens_computed - before)
+        return Outcome(0, None)
+
+
+def test_verification_computes_its_probe_only_and_equals_a_full_prefill(loaded: LoadedModel) -> None:
+    """8 branches of 64 tokens on a prefix of 1,024."""
+    tokenizer, model = loaded.tokenizer, loaded.model
+    question = "\n\n".join(QUESTIONS)
+    ids = tokenizer(question)["input_ids"]
+    question = tokenizer.decode(ids[: 1024 - 40])
+    seen: list[object] = []
+    with RKSCReasoner.from_model(model, tokenizer, engine=EngineConfig(kv_budget=2**31), exit="off") as reasoner:
+        result = reasoner.reason(
+            question, strategy=Verified(note=seen.append), max_tokens=64, ignore_eos=True, temperature=1.0
+        )
+    *claims, computed = seen
+    assert 1000 < result.usage.prompt_tokens <= 1024
+    assert computed == sum(probe + 1 for _, probe, _ in claims)  # and each branch's last token, which had no KV yet
+    groups = verdict_tokens(TextCodec(tokenizer))
+    for sequence, probe, verdict in claims:
+        assert verdict.tokens_computed == probe + 1
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([sequence]), logits_to_keep=1).logits[0, -1]
+        yes, no = (logits[list(group)].logsumexp(0) for group in groups)
+        assert verdict.score == pytest.approx((yes - no).sigmoid().item(), abs=1e-4)

@@ -30,6 +30,9 @@ from rksc_agents.verify.lens import FittedLens, fit_lens
 from rksc_agents.verify.verifier import Claim, ProbingVerifier, Verifier
 
 MARGINS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
+MARGIN = 3.0
+"""Of the passes that are timed."""
+
 RAW = ((0.3, 0.05), (0.5, 0.05), (0.6, 0.02), (0.65, 0.1))
 """Entropy and its change, of the raw lens."""
 
@@ -43,6 +46,7 @@ def bench_exits(
     verifier: Verifier | None = None,
     branches: int = 4,
     tokens: int = 48,
+    temperature: float = 0.7,
     first_layer: int | None = None,
     splits: int = 3,
     progress: Progress | None = None,
@@ -59,6 +63,8 @@ def bench_exits(
         None asks the model on the branch's own KV.
     branches, tokens : int, default 4, 48
         Branches per question, and tokens of each.
+    temperature : float, default 0.7
+        Of the branches.
     first_layer : int or None
         The first layer that the fitted lens reads; None is the first quarter of the model.
     splits : int, default 3
@@ -70,7 +76,7 @@ def bench_exits(
         model, verifier, calls, auc; level1, raw and fitted (lists of rows), certificates, time.
     """
     strategy = SelfConsistency(vote="verifier", branches=branches, verifier=verifier)
-    sampling = Sampling(max_tokens=tokens)
+    sampling = Sampling(temperature=temperature, max_tokens=tokens)
     with RKSCReasoner.from_pretrained(model, dtype=torch.float32, sampling=sampling, exit="off") as reasoner:
         depth = reasoner.depth
         every = tuple(range(1, depth))
@@ -140,7 +146,7 @@ def _gates() -> list[ExitConfig]:
     return [ExitConfig.preset("strict"), paper, relative, *steps]
 
 
-_GRID = ((0.75, 0.10), (0.80, 0.10), (0.85, 0.10), (0.90, 0.05), (0.90, 0.10), (0.90, 0.15), (0.95, 0.10))
+_GRID = ((0.70, 0.10), (0.70, 0.20), (0.80, 0.10), (0.80, 0.20), (0.90, 0.10))
 
 
 def _level1(samples: Mapping[str, Sequence[Sample]], config: ExitConfig) -> dict[str, Any]:
@@ -324,7 +330,7 @@ def _timed(
     pairs: list[tuple[float, float]] = []
     timed = _Timed(
         branches=strategy.branches,
-        rule=FittedExit(lens, 2.0),
+        rule=FittedExit(lens, MARGIN),
         sink=pairs.append,
         verifier=strategy.verifier,
     )
@@ -333,7 +339,7 @@ def _timed(
             reasoner.reason(question.text, strategy=timed)
     ratios = sorted(full / early for full, early in pairs)
     return {
-        "margin": 2.0,
+        "margin": MARGIN,
         "questions": len(pairs),
         "ratio": median(ratios),
         "ratio_low": ratios[len(ratios) // 4],

@@ -96,6 +96,7 @@ def exits(
     verifier: common.Probing = "self",
     branches: Annotated[int, typer.Option(min=1, max=1024, help="Branches per question.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each branch.")] = 48,
+    temperature: Annotated[float, typer.Option(min=0, help="Of the branches.")] = 0.7,
     as_json: common.AsJson = False,
 ) -> None:
     """Compare both levels of early exit with full verification, on files of questions.
@@ -117,5 +118,13 @@ def exits(
     tasks = {path.stem: read_questions(path, limit=limit, seed=seed) for path in data}
     common.quiet_unless_watched()
     with common.progress_bars() as show:
-        found = measuring.bench_exits(model, tasks, verifier=asked, branches=branches, tokens=tokens, progress=show)
+        found = measuring.bench_exits(
+            model,
+            tasks,
+            verifier=asked,
+            branches=branches,
+            tokens=tokens,
+            temperature=temperature,
+            progress=show,
+        )
     common.print_lines([json.dumps(found)] if as_json else measuring.lines(found))

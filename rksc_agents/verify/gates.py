@@ -37,7 +37,7 @@ class ExitConfig(Config):
         The confidence measure that the thresholds are for; branches scored by another are always verified.
     lens : "raw", FittedLens or None, default None
         Level 2: what reads the middle layers; None switches it off.
-    margin : float, default 2.0
+    margin : float, default 3.0
         Of a fitted lens: standard deviations of its error that a prediction must be from zero.
     theta, epsilon : float, default 0.3, 0.05
         Of the raw lens: the entropy, in nats, below which a verdict has settled, and its change since the last layer.
@@ -51,7 +51,7 @@ class ExitConfig(Config):
     relative: bool = False
     measure: str = "mean-top-probability"
     lens: Literal["raw"] | FittedLens | None = None
-    margin: float = Field(default=2.0, gt=0.0)
+    margin: float = Field(default=3.0, gt=0.0)
     theta: float = Field(default=0.3, gt=0.0)
     epsilon: float = Field(default=0.05, gt=0.0)
     certificate: Certificate | None = None
@@ -71,7 +71,7 @@ class ExitConfig(Config):
         if name == "off":
             return cls(source="off")
         if name == "strict":
-            return cls(source="strict", confidence=0.90, gap=0.10)
+            return cls(source="strict", confidence=0.70, gap=0.30)
         if name == "paper":
             return cls(source="paper", confidence=0.70, gap=0.06, lens="raw")
         raise ConfigError(f"exit = {name!r}: give one of {', '.join(PRESETS)}, 'auto', or a certificate's path")
