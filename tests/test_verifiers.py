@@ -559,8 +559,7 @@ def test_presets() -> None:
     assert [each.source for each in (off, strict, paper)] == list(PRESETS)
     assert (off.confidence, off.rule(12)) == (None, None)
     assert strict.rule(12) is None
-    assert strict.confidence is not None
-    assert strict.confidence > (paper.confidence or 1.0)
+    assert (strict.confidence, strict.gap) == (0.70, 0.30)
     assert (paper.confidence, paper.gap) == (0.70, 0.06)
     assert paper.rule(12) == RawExit(12, 0.3, 0.05)
     with pytest.raises(ConfigError, match="off, strict, paper"):
