@@ -35,7 +35,8 @@ if TYPE_CHECKING:
         Strategy,
         TreeOfThought,
     )
-    from rksc_agents.request import CertificateWarning, Options
+    from rksc_agents.reasoning.judging import CertificateWarning
+    from rksc_agents.request import Options
     from rksc_agents.types import (
         Answer,
         Branch,
@@ -75,7 +76,8 @@ _HOMES = {
     "rksc_agents.reasoning": [
         "BeamSearch", "BestOfN", "Direct", "Outcome", "Problem", "SelfConsistency", "Strategy", "TreeOfThought",
     ],
-    "rksc_agents.request": ["CertificateWarning", "Options"],
+    "rksc_agents.reasoning.judging": ["CertificateWarning"],
+    "rksc_agents.request": ["Options"],
     "rksc_agents.types": [
         "Answer", "Branch", "BranchEnd", "BranchToken", "BranchVerified", "Event", "KVUsage", "ReasoningResult",
         "SharingRecord", "Timings", "Usage", "Verdict", "VerificationUsage", "Vote", "VoteChanged",

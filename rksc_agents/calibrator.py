@@ -7,6 +7,7 @@ settings are put into an order from strict to loose; on the others they are test
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,14 +19,13 @@ from torch import Tensor
 from rksc_agents.errors import ConfigError
 from rksc_agents.reasoner import RKSCReasoner
 from rksc_agents.reasoning import BestOfN, SelfConsistency, Strategy
-from rksc_agents.reasoning.equivalence import equivalent
+from rksc_agents.reasoning.labelled import labelled
 from rksc_agents.reasoning.observe import Observe, Sample
 from rksc_agents.request import settings_of
 from rksc_agents.types import Prompt
-from rksc_agents.verify.calibration import certify
-from rksc_agents.verify.certificate import Certificate, Labelled, stored_path
+from rksc_agents.verify.calibration import certify, problems_needed
+from rksc_agents.verify.certificate import Certificate, stored_path
 from rksc_agents.verify.decisions import Decide, Observed, best_of_n, weighted_vote
-from rksc_agents.verify.intervals import auc
 from rksc_agents.verify.lens import MIN_ROWS, FittedLens, cross_fit
 
 WAVE = 16
@@ -33,9 +33,6 @@ WAVE = 16
 
 MOST_LAYERS = 16
 """Layers that a lens reads at most."""
-
-RULES = ("majority", "confidence", "verifier", "best-of-n by verifier", "best-of-n by confidence")
-"""Ways to choose among branches that labelled questions compare."""
 
 Progress = Callable[[int, int], None]
 """Called with the questions that are done and their number."""
@@ -104,6 +101,15 @@ def calibrate(
         If a value is outside its range, or there are too few questions to fit a lens.
     """
     chosen = strategy if strategy is not None else SelfConsistency(vote="verifier")
+    deciding = chosen.score if isinstance(chosen, BestOfN) else chosen.vote
+    if deciding != "verifier":
+        raise ConfigError(
+            f"the strategy {chosen.name!r} decides by {deciding!r}, so verification changes nothing: calibrate "
+            "SelfConsistency(vote='verifier') or BestOfN(score='verifier')"
+        )
+    if isinstance(chosen, SelfConsistency) and chosen.warmup is not None:
+        raise ConfigError("calibrate a strategy without warmup: all branches are drawn to their end and verified")
+    problems_needed(alpha, delta)  # both are checked before anything is drawn
     if answers is not None and len(answers) != len(questions):
         raise ConfigError(f"{len(answers)} answers to {len(questions)} questions: give one each, or none")
     if not 0 < fit_share < 1:
@@ -115,9 +121,26 @@ def calibrate(
             f"and {MIN_ROWS} are needed: give more questions, more branches or a larger fit_share"
         )
     looked = tuple(layers) if layers is not None else default_layers(reasoner.depth)
-    samples = observe(reasoner, questions, chosen, looked, progress=progress)
+    if round(fit_share * len(questions)) >= len(questions):
+        raise ConfigError(f"fit_share = {fit_share!r} of {len(questions)} questions leaves none to test on: lower it")
+    found = observe(reasoner, questions, chosen, looked, progress=progress)
+    seen = [at for at, sample in enumerate(found) if sample is not None]
+    if len(seen) < len(found):
+        warnings.warn(
+            f"{len(found) - len(seen)} of {len(found)} questions were left out, because they leave no room in the "
+            "context to ask about their branches: lower max_tokens",
+            stacklevel=2,
+        )
     certificate, missing = certificate_of(
-        reasoner, samples, chosen, looked, answers=answers, alpha=alpha, delta=delta, fit_share=fit_share, seed=seed
+        reasoner,
+        [sample for sample in found if sample is not None],
+        chosen,
+        looked,
+        answers=None if answers is None else [answers[at] for at in seen],
+        alpha=alpha,
+        delta=delta,
+        fit_share=fit_share,
+        seed=seed,
     )
     if save is False:
         return Calibration(certificate, None, missing)
@@ -140,23 +163,24 @@ def observe(
     layers: Sequence[int],
     *,
     progress: Progress | None = None,
-) -> list[Sample]:
-    """Draw and fully verify the branches of each question; the samples come in the questions' order."""
-    samples: list[Sample] = []
+) -> list[Sample | None]:
+    """Draw and fully verify the branches of each question, in order; None where there is no room to ask about them."""
+    samples: list[Sample | None] = []
     for first in range(0, len(questions), WAVE):
         wave = questions[first : first + WAVE]
         found: list[Sample] = []
         watcher = Observe(
             layers=tuple(layers),
             sink=found.append,
+            asking=strategy,
             branches=strategy.branches,
             confidence=strategy.confidence,
             extract=strategy.extract,
             verifier=strategy.verifier,
         )
-        reasoner.batch(wave, strategy=watcher, sharing="exact")
+        reasoner.batch(wave, strategy=watcher, sharing="exact", exit="off")
         by_question = {id(sample.question): sample for sample in found}
-        samples += [by_question[id(question)] for question in wave]
+        samples += [by_question.get(id(question)) for question in wave]
         if progress is not None:
             progress(len(samples), len(questions))
     return samples
@@ -248,56 +272,3 @@ def _lens(samples: Sequence[Sample], layers: Sequence[int]) -> tuple[FittedLens,
 
 def _decide(strategy: Strategy) -> Decide:
     return best_of_n if isinstance(strategy, BestOfN) else weighted_vote
-
-
-def labelled(samples: Sequence[Sample], answers: Sequence[str]) -> Labelled:
-    """How good the verifier and the vote rules are where the right answers are known."""
-    right = [
-        [branch.answer is not None and equivalent(branch.answer, answer) for branch in sample.branches]
-        for sample, answer in zip(samples, answers, strict=True)
-    ]
-    scores = [float(score) for sample in samples for score in sample.log_odds - sample.zeros]
-    marks = [mark for marks in right for mark in marks]
-    mixed = len(set(marks)) == 2
-    area = auc(scores, marks) if mixed else None
-    accuracy = {rule: _accuracy(rule, samples, right) for rule in RULES}
-    return Labelled(
-        questions=len(samples),
-        verifier_auc=area,
-        accuracy={**accuracy, "single branch": sum(marks) / len(marks)},
-        recommendation=_recommendation(area, accuracy),
-    )
-
-
-def _accuracy(rule: str, samples: Sequence[Sample], right: Sequence[Sequence[bool]]) -> float:
-    correct = 0
-    for sample, marks in zip(samples, right, strict=True):
-        confidences = [branch.confidence for branch in sample.branches]
-        scores = torch.sigmoid(sample.log_odds - sample.zeros).tolist()
-        match rule:
-            case "majority":
-                key = weighted_vote(confidences, sample.keys, [1.0] * len(scores))
-            case "confidence":
-                key = weighted_vote(
-                    confidences, sample.keys, torch.softmax(torch.tensor(confidences) / 0.1, 0).tolist()
-                )
-            case "verifier":
-                key = weighted_vote(confidences, sample.keys, scores)
-            case "best-of-n by verifier":
-                key = best_of_n(confidences, sample.keys, scores)
-            case _:
-                key = best_of_n(confidences, sample.keys, confidences)
-        correct += key >= 0 and marks[sample.keys.index(key)]
-    return correct / len(samples)
-
-
-def _recommendation(area: float | None, accuracy: dict[str, float]) -> str:
-    best = max(accuracy, key=lambda rule: accuracy[rule])
-    if area is None:
-        return "all branches are right, or all wrong: take other questions to compare verifiers and votes"
-    if area < 0.6:
-        return (
-            f"the verifier is little better than a coin (AUC {area:.2f}): do not verify with it; "
-            f"best here was {best!r} ({accuracy[best]:.1%})"
-        )
-    return f"the verifier tells right from wrong (AUC {area:.2f}); best here was {best!r} ({accuracy[best]:.1%})"

@@ -92,7 +92,8 @@ class Sharing(Config):
     mode : "exact", "aligned" or "semantic", default "exact"
         "exact" shares equal beginnings, without loss. "aligned" also takes runs of equal tokens from other positions,
         their keys rotated to the new ones. "semantic" lets a branch go on from the first prompt instead of its own
-        where the gate says that they mean the same. Both lose something; verification never uses what they made.
+        where the gate says that they mean the same. Both lose something. Verification never uses KV that "aligned"
+        made; a branch that "semantic" let through is one of the first prompt, and verified as such.
     first : int, default 20
         "aligned": tokens at the beginning of each run that are computed all the same; numbers always are.
     shortest : int, default 4

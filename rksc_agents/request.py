@@ -13,6 +13,7 @@ from rksc_agents.config import Sampling, Sharing
 from rksc_agents.errors import ConfigError, PromptTooLongError
 from rksc_agents.model.text import TextCodec
 from rksc_agents.reasoning import STRATEGIES, Strategy
+from rksc_agents.reasoning.judging import CertificateWarning
 from rksc_agents.reasoning.problem import Settings
 from rksc_agents.types import Prompt, SharingMode
 from rksc_agents.verify.certificate import Certificate, Value, stored_path
@@ -23,8 +24,7 @@ Exit = ExitConfig | Certificate | Path | str
 """Early exit: thresholds, a certificate or its path, a preset's name, or "auto"."""
 
 
-class CertificateWarning(UserWarning):
-    """A certificate is used for something else than it was made for, so its promise does not hold."""
+_EXITS = f"give one of {', '.join(PRESETS)}, 'auto', a certificate or its path, or an ExitConfig"
 
 
 class Options(TypedDict, total=False):
@@ -79,7 +79,10 @@ class Desk:
     sampling: Sampling
     sharing: Sharing
     exit: Exit
-    _certificates: dict[Path, Certificate] = field(default_factory=dict)
+    _read_before: dict[Path, tuple[int, ExitConfig]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.exits(self.exit, self.strategy, self.sampling)  # a bad name is told now, not with the first question
 
     def request(self, question: Prompt, options: Options) -> Request:
         """Check everything and render the prompts.
@@ -96,7 +99,7 @@ class Desk:
         strategy = self.strategy if named is None else strategy_of(named)
         phrasings: Sequence[Prompt] = given.pop("phrasings", ())
         if isinstance(phrasings, (str, Mapping)) or not isinstance(phrasings, Sequence):
-            raise ConfigError("phrasings = {phrasings!r}: give a list of other ways to put the question")
+            raise ConfigError(f"phrasings = {phrasings!r}: give a list of other ways to put the question")
         shared = given.pop("sharing", None)
         exit_ = given.pop("exit", None)
         sampling = self.sampling.replace(**given) if given else self.sampling
@@ -104,56 +107,63 @@ class Desk:
         longest = max(map(len, prompts))
         if longest >= self.context:
             raise PromptTooLongError(longest, self.context)
+        exits, differing = self.exits(self.exit if exit_ is None else exit_, strategy, sampling)
         settings = Settings(
             sampling=sampling,
             measure=strategy.measure,
             extractor=strategy.extractor,
             verifier=strategy.checker,
-            exits=self.exits(self.exit if exit_ is None else exit_, strategy, sampling),
+            exits=exits,
+            differing=differing,
             sharing=self.sharing if shared is None else sharing_of(shared),
         )
         return Request(question, prompts, strategy, settings, self.codec.opens_thinking(prompts[0]))
 
-    def exits(self, exit_: Exit, strategy: Strategy, sampling: Sampling) -> ExitConfig:
-        """The thresholds that `exit_` names; warns where a certificate was made for something else."""
+    def exits(self, exit_: Exit, strategy: Strategy, sampling: Sampling) -> tuple[ExitConfig, tuple[str, ...]]:
+        """The thresholds that `exit_` names, and what differs from what their certificate was made for."""
         if exit_ == "auto":
-            stored = self._stored(stored_path(self.model_hash, self.prompt_hash(strategy.checker)))
-            if stored is None or stored.measure != strategy.measure.name:
-                return ExitConfig.preset("strict")
-            exit_ = stored
-        if isinstance(exit_, str) and exit_ in PRESETS:
-            return ExitConfig.preset(exit_)
-        if isinstance(exit_, (str, Path)):
-            exit_ = self._loaded(Path(exit_))
-        exits = exit_ if isinstance(exit_, ExitConfig) else ExitConfig.from_certificate(exit_)
-        if exits.certificate is not None:
-            differing = exits.certificate.differences(
-                model_hash=self.model_hash,
-                prompt_hash=self.prompt_hash(strategy.checker),
-                measure=strategy.measure.name,
-                settings=settings_of(strategy, sampling),
-                verifier=strategy.checker.name,
-            )
-            if differing:
-                warnings.warn(
-                    "the certificate was made for something else, so its promise does not hold here ("
-                    + "; ".join(differing)
-                    + "): calibrate anew with `rksc calibrate`, or set exit='strict'",
-                    CertificateWarning,
-                    stacklevel=6,
-                )
-        return exits
+            exits = self._stored(strategy)
+        elif isinstance(exit_, str) and exit_ in PRESETS:
+            exits = ExitConfig.preset(exit_)
+        elif isinstance(exit_, ExitConfig):
+            exits = exit_
+        elif isinstance(exit_, Certificate):
+            exits = ExitConfig.from_certificate(exit_)
+        elif isinstance(exit_, (str, Path)):
+            exits = self._read(Path(exit_))
+        else:
+            raise ConfigError(f"exit = {exit_!r}: {_EXITS}")
+        if exits.certificate is None:
+            return exits, ()
+        differing = exits.certificate.differences(
+            model_hash=self.model_hash,
+            prompt_hash=self.prompt_hash(strategy.checker),
+            measure=strategy.measure.name,
+            settings=settings_of(strategy, sampling),
+            verifier=strategy.checker.name,
+        )
+        return exits, tuple(differing)
 
-    def _stored(self, path: Path) -> Certificate | None:
-        return self._loaded(path) if path in self._certificates or path.exists() else None
+    def _stored(self, strategy: Strategy) -> ExitConfig:
+        """Those of the certificate in the user's cache folder, where there is one that can be read; else "strict"."""
+        path = stored_path(self.model_hash, self.prompt_hash(strategy.checker))
+        if path.exists():
+            try:
+                exits = self._read(path)
+            except ConfigError as error:
+                warnings.warn(f"early exit is 'strict', because {error}", CertificateWarning, stacklevel=6)
+            else:
+                if exits.measure == strategy.measure.name:
+                    return exits
+        return ExitConfig.preset("strict")
 
-    def _loaded(self, path: Path) -> Certificate:
-        if path not in self._certificates:
-            if not path.exists() and path.suffix != ".json":
-                names = ", ".join(PRESETS)
-                raise ConfigError(f"exit = {str(path)!r}: give one of {names}, 'auto', or a certificate's path")
-            self._certificates[path] = Certificate.load(path)
-        return self._certificates[path]
+    def _read(self, path: Path) -> ExitConfig:
+        if not path.exists() and path.suffix != ".json":
+            raise ConfigError(f"exit = {str(path)!r}: {_EXITS}")
+        written = path.stat().st_mtime_ns if path.exists() else 0
+        if self._read_before.get(path, (None, None))[0] != written:
+            self._read_before[path] = (written, ExitConfig.from_certificate(path))
+        return self._read_before[path][1]
 
     def prompt_hash(self, verifier: Verifier) -> str:
         """What identifies the prompts of question and verifier."""
@@ -163,13 +173,19 @@ class Desk:
 
 
 def settings_of(strategy: Strategy, sampling: Sampling) -> dict[str, Value]:
-    """The settings that a certificate's promise depends on."""
-    return {
-        "strategy": strategy.name,
-        "branches": getattr(strategy, "branches", None),
-        "temperature": sampling.temperature,
-        "max_tokens": sampling.max_tokens,
-    }
+    """The settings that a certificate's promise depends on: all but the seed, and what is compared by itself."""
+    given = {name: getattr(strategy, name) for name in type(strategy).model_fields if name not in _BY_THEMSELVES}
+    given |= {name: getattr(sampling, name) for name in type(sampling).model_fields if name != "seed"}
+    return {"strategy": strategy.name, **{name: _plain(value) for name, value in given.items()}}
+
+
+_BY_THEMSELVES = ("verifier", "confidence")
+
+
+def _plain(value: object) -> Value:
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return getattr(value, "__qualname__", None) or str(value)
 
 
 def strategy_of(strategy: Strategy | str) -> Strategy:

@@ -61,7 +61,7 @@ class Verdict(Record):
     Attributes
     ----------
     score : float or None
-        How right the branch seems, in [0, 1]; None if verification was skipped.
+        How right the branch seems, in [0, 1]; None if verification was skipped, or found no room in the context.
     skipped : bool
         Level 1 found one branch decisively confident, so nothing was verified.
     exit_layer : int or None
@@ -189,7 +189,8 @@ class VerificationUsage(Record):
     tokens_computed : int
         Tokens computed for verdicts.
     layers, layers_full : int
-        Layers computed for verdicts, summed over the branches, and what full depth would have taken.
+        Layers of the reasoner's own model computed for verdicts, summed over the branches, and what full depth would
+        have taken.
     """
 
     verifier: str | None = None

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rksc_agents import Answer, ConfigError, Problem, ReasoningResult, RKSCReasoner, SelfConsistency, VoteChanged
+from rksc_agents import (
+    Answer,
+    ConfigError,
+    ExitConfig,
+    Problem,
+    ReasoningResult,
+    RKSCReasoner,
+    SelfConsistency,
+    VoteChanged,
+)
 from rksc_agents.reasoning.consensus import closest, similarity
 from rksc_agents.reasoning.voting import softmax_weights
 from rksc_agents.testing import scripted_reasoner
@@ -309,7 +318,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, score: dict[str, float | None]) ->
         asked.append(list(indices))
         await asyncio.sleep(0)
         scores = [score[self.branches[i].text] for i in indices]
-        return [Verdict(score=value, skipped=value is None) for value in scores]
+        return [Verdict(score=value) for value in scores]
 
     monkeypatch.setattr(Problem, "verify", verify, raising=False)
     return asked
@@ -334,7 +343,7 @@ def test_verdicts_decide_between_texts_too(reasoner: RKSCReasoner, monkeypatch: 
     assert result.votes[0].weight == pytest.approx(0.9 * len(result.votes[0].branches))
 
 
-def test_skipped_verification_leaves_the_vote_to_confidence(
+def test_unverified_branches_leave_the_vote_to_confidence(
     reasoner: RKSCReasoner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdicts(monkeypatch, {"It is 42.": None, "It is 41.": None})
@@ -342,6 +351,19 @@ def test_skipped_verification_leaves_the_vote_to_confidence(
     plain = reasoner.reason("Sum", strategy=SelfConsistency(branches=8, vote="confidence", stop=None), seed=1)
     assert (result.rule, result.winner, result.answer) == ("confidence", plain.winner, plain.answer)
     assert math.fsum(vote.weight for vote in result.votes) == pytest.approx(1.0)
+
+
+def test_where_verification_is_skipped_the_decisive_branch_wins_whatever_the_others_say(
+    reasoner: RKSCReasoner,
+) -> None:
+    """It is the decision that a certificate is about."""
+    spared = SelfConsistency(branches=8, vote="verifier")
+    result = reasoner.reason("Sum", strategy=spared, exit=ExitConfig(confidence=0.0), seed=1)
+    confidences = [branch.confidence for branch in result.branches]
+    assert result.verification.skipped == 8
+    assert result.winner == confidences.index(max(confidences))
+    assert (result.rule, result.votes) == ("confidence", ())
+    assert result.answer == result.branches[result.winner].answer
 
 
 def names(monkeypatch: pytest.MonkeyPatch, index: int | None) -> list[list[str]]:

@@ -142,3 +142,75 @@ def test_the_certificates_lens_ends_passes(certificate: Certificate) -> None:
 def test_a_bad_option_is_refused(options: dict[str, Any], message: str) -> None:
     with scripted_reasoner({"Q": "A"}) as reasoner, pytest.raises(ConfigError, match=message):
         reasoner.reason("Q", **options)
+
+
+def test_one_changed_weight_matrix_changes_the_hash() -> None:
+    """A merged adapter changes nothing but these."""
+    tokenizer = scripted_tokenizer()
+    hashes = set()
+    for changed in (False, True):
+        model = tiny_model("Llama", vocab_size=len(tokenizer))
+        if changed:
+            with torch.no_grad():
+                model.model.layers[1].mlp.down_proj.weight.add_(0.01)
+        with RKSCReasoner.from_model(model, tokenizer) as reasoner:
+            hashes.add(reasoner.model_hash)
+    assert len(hashes) == 2
+
+
+def test_a_broken_certificate_in_the_cache_folder_is_told_and_not_used(certificate: Certificate) -> None:
+    path = stored_path(certificate.model_hash, certificate.prompt_hash)
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    with pytest.warns(CertificateWarning, match="no certificate"), made() as reasoner:
+        result = reasoner.reason("Why?", strategy=STRATEGY)
+    assert result.verification.exit == "strict"
+
+
+def test_it_does_not_warn_where_nothing_is_verified(certificate: Certificate) -> None:
+    certificate.save(stored_path(certificate.model_hash, certificate.prompt_hash))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with made() as reasoner:
+            reasoner.reason("Why?", strategy="direct")
+            reasoner.reason("Why?", strategy=SelfConsistency(branches=2))
+
+
+def test_a_new_certificate_is_taken_up_by_a_running_reasoner(certificate: Certificate) -> None:
+    path = stored_path(certificate.model_hash, certificate.prompt_hash)
+    certificate.model_copy(update={"confidence": None, "margin": None, "lens": None}).save(path)
+    with made() as reasoner:
+        before = reasoner.reason("Why?", strategy=STRATEGY)
+        certificate.model_copy(update={"confidence": 0.0, "gap": 0.0, "margin": None, "lens": None}).save(path)
+        after = reasoner.reason("Why?", strategy=STRATEGY)
+    assert (before.verification.skipped, after.verification.skipped) == (0, 3)
+
+
+def test_a_bad_exit_is_told_when_the_reasoner_is_made() -> None:
+    tokenizer = scripted_tokenizer()
+    model = tiny_model("Llama", vocab_size=len(tokenizer))
+    with pytest.raises(ConfigError, match="exit = 'stricct'"):
+        RKSCReasoner.from_model(model, tokenizer, exit="stricct")
+
+
+@pytest.mark.parametrize("strategy", [BestOfN(), SelfConsistency(), SelfConsistency(vote="verifier", warmup=2)])
+def test_calibrate_refuses_what_it_cannot_promise_for(strategy: Any) -> None:
+    with scripted_reasoner({"Q": "A"}) as reasoner, pytest.raises(ConfigError, match="calibrate"):
+        calibrate(reasoner, ["Q"] * 40, strategy=strategy)
+
+
+def test_a_branch_without_room_is_not_verified_and_the_others_are() -> None:
+    tokenizer = scripted_tokenizer()
+    model = tiny_model("Llama", vocab_size=len(tokenizer), max_position_embeddings=160)
+    with (
+        RKSCReasoner.from_model(model, tokenizer, sampling=Sampling(temperature=1.0, max_tokens=140)) as reasoner,
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        results = [reasoner.reason("Why?", strategy=STRATEGY, seed=seed) for seed in range(6)]
+    verdicts = [branch.verdict for result in results for branch in result.branches if branch.verdict]
+    assert {verdict.score is None for verdict in verdicts} == {True, False}
+    assert not any(verdict.skipped for verdict in verdicts)
+    assert any("no room left" in str(each.message) for each in said)
+    for result in results:
+        assert result.verification.verified == sum(b.verdict.score is not None for b in result.branches if b.verdict)

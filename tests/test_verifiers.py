@@ -23,11 +23,12 @@ from rksc_agents.model.text import TextCodec
 from rksc_agents.model.thinking import closing_marker
 from rksc_agents.testing import scripted_reasoner, scripted_tokenizer
 from rksc_agents.types import Answer, BranchVerified, Prompt, Verdict
+from rksc_agents.verify.decisions import sigmoid
 from rksc_agents.verify.early_exit import FittedExit, RawExit, Record
 from rksc_agents.verify.gates import PRESETS, ExitConfig
 from rksc_agents.verify.judge import JudgeVerifier
 from rksc_agents.verify.lens import FittedLens
-from rksc_agents.verify.self_verifier import SelfVerifier, sigmoid
+from rksc_agents.verify.self_verifier import SelfVerifier
 from rksc_agents.verify.verifier import Claim, Verifier
 from rksc_agents.verify.words import choice_tokens, verdict_tokens
 

@@ -7,26 +7,29 @@ would have done is read from these, and the time is taken from passes that reall
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rksc_agents.calibrator import certificate_of, observe, observed, predictions
+from rksc_agents.calibrator import certificate_of, default_layers, observe, observed, predictions
 from rksc_agents.config import Sampling
+from rksc_agents.errors import ConfigError
 from rksc_agents.questions import Question
 from rksc_agents.reasoner import RKSCReasoner
 from rksc_agents.reasoning import SelfConsistency
 from rksc_agents.reasoning.observe import Sample
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.strategy import Outcome, Strategy
-from rksc_agents.verify.decisions import Setting, best_of_n, outcome, weighted_vote
+from rksc_agents.verify.decisions import Setting, best_of_n, weighted_vote
 from rksc_agents.verify.early_exit import FittedExit, binary_entropy
 from rksc_agents.verify.gates import ExitConfig
 from rksc_agents.verify.intervals import auc, clopper_pearson
 from rksc_agents.verify.lens import FittedLens, fit_lens
+from rksc_agents.verify.replay import Bench
 from rksc_agents.verify.verifier import Claim, ProbingVerifier, Verifier
 
 MARGINS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
@@ -83,7 +86,10 @@ def bench_exits(
         samples: dict[str, list[Sample]] = {}
         for name, questions in tasks.items():
             watch = None if progress is None else _named(progress, name)
-            samples[name] = observe(reasoner, [q.text for q in questions], strategy, every, progress=watch)
+            found = observe(reasoner, [q.text for q in questions], strategy, every, progress=watch)
+            if None in found:
+                raise ConfigError(f"a question of {name} leaves no room to ask about its branches: lower tokens")
+            samples[name] = [sample for sample in found if sample is not None]
         first = first_layer if first_layer is not None else max(1, depth // 4)
         fit, test = _halves(samples)
         lens = _lens(fit, [layer for layer in every if layer >= first])
@@ -109,8 +115,8 @@ def _named(progress: Progress, name: str) -> Callable[[int, int], None]:
 
 def _halves(samples: Mapping[str, Sequence[Sample]]) -> tuple[list[Sample], list[Sample]]:
     """Every second question of each task: one half for fitting, the other for testing."""
-    every = [sample for found in samples.values() for sample in found]
-    return every[::2], every[1::2]
+    fit = [sample for found in samples.values() for sample in found[::2]]
+    return fit, [sample for found in samples.values() for sample in found[1::2]]
 
 
 def _lens(samples: Sequence[Sample], layers: Sequence[int]) -> FittedLens:
@@ -248,23 +254,20 @@ def _certified(
     order = torch.randperm(len(every), generator=torch.Generator().manual_seed(split)).tolist()
     half = len(every) // 2
     made, held = [every[i] for i in order[:half]], [every[i] for i in order[half:]]
-    layers = [layer for layer in range(1, reasoner.depth) if layer >= max(1, reasoner.depth // 4)][::2]
+    layers = default_layers(reasoner.depth)
     columns = [layer - 1 for layer in layers]
     narrowed = [[_narrowed(sample, columns) for sample in part] for part in (made, held)]
     alpha = 0.05
     certificate, missing = certificate_of(reasoner, narrowed[0], strategy, layers, alpha=alpha, seed=split)
     lens = certificate.fitted_lens
-    setting = Setting(certificate.confidence, certificate.gap, certificate.margin)
-    errors = skipped = 0
-    for sample in narrowed[1]:
-        guesses = predictions(lens, sample) if lens is not None else torch.zeros(len(sample.branches), 0)
-        seen = observed(sample, guesses)
-        at = () if lens is None else lens.layers
-        spread = () if lens is None else lens.error
-        early = outcome(seen, setting, at, spread, weighted_vote)
-        late = outcome(seen, Setting(), (), (), weighted_vote)
-        errors += early.decision != late.decision
-        skipped += early.skipped
+    read, spread = ((), ()) if lens is None else (lens.layers, lens.error)
+    tried = [
+        observed(sample, predictions(lens, sample) if lens is not None else torch.zeros(len(sample.branches), 0))
+        for sample in narrowed[1]
+    ]
+    run = Bench(tried, read, spread, reasoner.depth, weighted_vote).run(
+        Setting(certificate.confidence, certificate.gap, certificate.margin)
+    )
     return {
         "alpha": alpha,
         "made_on": half,
@@ -275,21 +278,14 @@ def _certified(
         "margin": certificate.margin,
         "work_saved": certificate.work_saved,
         "held_out": len(held),
-        **{key: value for key, value in _rate(errors, len(held)).items() if key != "calls"},
-        "skip_rate": skipped / len(held),
+        **{key: value for key, value in _rate(run.errors, len(held)).items() if key != "calls"},
+        "skip_rate": run.skip_rate,
     }
 
 
 def _narrowed(sample: Sample, columns: Sequence[int]) -> Sample:
-    return Sample(
-        question=sample.question,
-        branches=sample.branches,
-        keys=sample.keys,
-        log_odds=sample.log_odds,
-        zeros=sample.zeros,
-        states=sample.states[:, list(columns)],
-        raw=sample.raw[:, list(columns)],
-    )
+    """The sample with some of its layers."""
+    return replace(sample, states=sample.states[:, list(columns)], raw=sample.raw[:, list(columns)])
 
 
 # -- time ---------------------------------------------------------------------------------------
@@ -335,7 +331,7 @@ def _timed(
         verifier=strategy.verifier,
     )
     for questions in tasks.values():
-        for question in questions[1:16:3]:  # of the half that the lens has not seen
+        for question in questions[1:10:2]:  # of the half that the lens has not seen
             reasoner.reason(question.text, strategy=timed)
     ratios = sorted(full / early for full, early in pairs)
     return {
@@ -345,49 +341,3 @@ def _timed(
         "ratio_low": ratios[len(ratios) // 4],
         "ratio_high": ratios[3 * len(ratios) // 4],
     }
-
-
-def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Yield the result as Markdown tables."""
-    yield f"{found['model']}, verifier {found['verifier']}, {found['calls']} verification calls"
-    yield f"share of YES {found['yes']:.2f}; AUC " + ", ".join(f"{k} {v:.2f}" for k, v in found["auc"].items())
-    yield ""
-    names = list(found["level1"][0]["tasks"])
-    yield f"| gate | {' | '.join(names)} | all | best-of-n differs | vote differs |"
-    yield "| --- |" + " ---: |" * (len(names) + 3)
-    for row in found["level1"]:
-        rates = " | ".join(f"{row['tasks'][name]:.1%}" for name in names)
-        of = row["skipped"]
-        yield (
-            f"| {row['gate']} | {rates} | {row['skip_rate']:.1%} | {row['best_of_n_errors']} of {of} | "
-            f"{row['vote_errors']} of {of} |"
-        )
-    yield ""
-    yield "| lens | rule | errors | 95 % interval | layers saved | of the whole pass |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: |"
-    for row in found["raw"]:
-        yield f"| raw | H < {row['theta']}, change < {row['epsilon']} | {_errors(row)} | {row['layers_saved']:.1%} | |"
-    for row in found["fitted"]:
-        yield (
-            f"| fitted | margin {row['margin']} | {_errors(row)} | {row['layers_saved']:.1%} | "
-            f"{row['layers_saved_by_pass']:.1%} |"
-        )
-    yield ""
-    yield "| certificate | confidence, gap, margin | work saved | held out: errors | 95 % interval | alpha |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: |"
-    for number, row in enumerate(found["certificates"], 1):
-        chosen = ", ".join("off" if v is None else f"{v:.3f}" for v in (row["confidence"], row["gap"], row["margin"]))
-        yield (
-            f"| {number}, on {row['made_on']} questions | {chosen} | {row['work_saved']:.1%} | "
-            f"{row['errors']} of {row['held_out']} | {row['low']:.1%} to {row['high']:.1%} | {row['alpha']} |"
-        )
-    yield ""
-    spent = found["time"]
-    yield (
-        f"Time of verification in full over that with an exit at margin {spent['margin']}: {spent['ratio']:.2f} "
-        f"(quartiles {spent['ratio_low']:.2f} to {spent['ratio_high']:.2f}, {spent['questions']} questions)"
-    )
-
-
-def _errors(row: dict[str, Any]) -> str:
-    return f"{row['errors']} of {row['calls']} ({row['error_rate']:.2%}) | {row['low']:.2%} to {row['high']:.2%}"

@@ -102,7 +102,7 @@ class _Compare(Strategy):
                     reused=reused[mode],
                     kl=(right.exp() * (right - got)).sum(-1).mean().item(),
                     agreement=(right.argmax(-1) == got.argmax(-1)).double().mean().item(),
-                    same_answer=keys[at] == keys[0],
+                    same_answer=keys[at] == keys[0] if keys[0] >= 0 else texts[at] == texts[0],
                     same_verdict=(verdicts[at] > 0) == (verdicts[0] > 0),
                     predictors=predictors if mode == "semantic" else {},
                 )
@@ -146,7 +146,7 @@ async def _predictors(session: Session, root: Cursor, own: Cursor) -> dict[str, 
     return {
         "sigma": sigma(mine, theirs, ALPHA),
         "early-sigma": sigma(part, theirs, ALPHA),
-        "tokens": 2.0 * (found.prefix + found.matched) / (len(root.tokens) + len(own.tokens)),
+        "tokens": 2.0 * min(found.prefix + found.matched, len(root.tokens)) / (len(root.tokens) + len(own.tokens)),
         "last hidden state, cosine": torch.cosine_similarity(mine[depth], theirs[depth], dim=0).item(),
         "hidden deviation, early layer": deviation[early],
         "hidden deviation, last layer": deviation[depth],
@@ -171,7 +171,7 @@ def bench_sharing(
     model: str,
     questions: Sequence[Question],
     *,
-    firsts: Sequence[int] = (0, 4, 8, 16),
+    firsts: Sequence[int] = (0, 4, 8, 16, 20),
     tokens: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def bench_sharing(
         As for `rksc ask`.
     questions : sequence of Question
         Each with two or more `prompts`, of which the first is shared from.
-    firsts : sequence of int, default 0, 4, 8, 16
+    firsts : sequence of int, default 0, 4, 8, 16, 20
         Tokens recomputed at the beginning of each run in mode "aligned".
     tokens : int, default 64
         Tokens of each greedy answer.

@@ -109,6 +109,7 @@ def exits(
     ratio_high.
     """
     from rksc_agents.bench import exits as measuring
+    from rksc_agents.bench.exits_report import lines
     from rksc_agents.questions import read_questions
 
     names = [path.stem for path in data]
@@ -127,4 +128,4 @@ def exits(
             temperature=temperature,
             progress=show,
         )
-    common.print_lines([json.dumps(found)] if as_json else measuring.lines(found))
+    common.print_lines([json.dumps(found)] if as_json else lines(found))

@@ -105,7 +105,8 @@ async def similarity(session: Session, first: Cursor, prompt: tuple[int, ...], s
         if first.tokens == prompt:
             return 1.0
         found = align(first.tokens, prompt, first=0, shortest=sharing.shortest, last=1)
-        return 2.0 * (found.prefix + found.matched) / (len(first.tokens) + len(prompt))
+        # a prompt that repeats the first one has no more in common with it than that has tokens
+        return 2.0 * min(found.prefix + found.matched, len(first.tokens)) / (len(first.tokens) + len(prompt))
     depth = session.depth if sharing.gate == "sigma" else max(1, session.depth // EARLY)
     mine, theirs = await states_of(session, [prompt, first.tokens], depth)
     return sigma(mine, theirs, sharing.alpha)
@@ -131,16 +132,16 @@ def sigma(mine: Mapping[int, Tensor], theirs: Mapping[int, Tensor], alpha: float
 
 async def states_of(session: Session, prompts: Sequence[tuple[int, ...]], depth: int) -> list[dict[int, Tensor]]:
     """Hidden states after each prompt's last token, of the first `depth` layers, which alone are computed."""
+    if not session.readable:
+        raise UnsupportedModelError(
+            "the model's passes show no hidden states, so prompts cannot be compared by them: set gate='tokens', or "
+            "use mode exact"
+        )
     bases = [session.cached(prompt, len(prompt) - 1) for prompt in prompts]
     extensions = [prompt[len(base.tokens) :] for prompt, base in zip(prompts, bases, strict=True)]
     readings = await session.probe(bases, extensions, ((0,),), exit_rule=States(depth))
     for base in bases:
         session.release(base)
-    if not all(reading.trace.states for reading in readings):
-        raise UnsupportedModelError(
-            "the model's passes show no hidden states, so prompts cannot be compared by them: set gate='tokens', or "
-            "use mode exact"
-        )
     return [reading.trace.states for reading in readings]
 
 

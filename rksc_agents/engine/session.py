@@ -53,6 +53,11 @@ class Session:
         return self._work.scheduler.runner.depth
 
     @property
+    def readable(self) -> bool:
+        """Whether a probe can look at middle layers."""
+        return self._work.scheduler.runner.readout is not None
+
+    @property
     def context(self) -> int:
         """The model's context in tokens."""
         return self._work.scheduler.context

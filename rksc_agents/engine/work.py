@@ -141,14 +141,20 @@ class Work:
             return await self.prefill(cursor.tokens, depth=cursor.depth, why=why)
         prompt = prompts[cursor.graft]
         while True:
+            again = None
             if not prompt.node.alive:
-                prompt = await self.grafted(cursor.graft)
-            if len(cursor.tokens) == len(prompt.tokens):
-                return self._at(cursor.graft, prompt.node, cursor.logits)
+                prompt = again = await self.grafted(cursor.graft)
             try:
+                if len(cursor.tokens) == len(prompt.tokens):
+                    return self._at(
+                        cursor.graft, prompt.node, prompt.logits if cursor.logits is None else cursor.logits
+                    )
                 fresh = await self.prefill(cursor.tokens, depth=cursor.depth, why=why, under=prompt.node)
             except EvictedError:  # the prompt, while this waited
                 continue
+            finally:
+                if again is not None:
+                    self.release(again)
             fresh.graft = cursor.graft
             return fresh
 
@@ -157,7 +163,8 @@ class Work:
         async with self._grafting:
             for cursor in self.ledger.cursors:
                 if cursor.graft == graft and cursor.node.alive:
-                    return self._at(graft, next(node for node in cursor.node.path() if node.private), cursor.logits)
+                    logits = cursor.logits if len(cursor.tokens) == len(graft.target) else None
+                    return self._at(graft, next(node for node in cursor.node.path() if node.private), logits)
             source = await self.prefill(graft.source, depth=0, why="evicted")
             fresh = await self.transplant(source, graft, "evicted")
             self.release(source)

@@ -8,6 +8,9 @@ import json
 import torch
 from transformers import PreTrainedModel
 
+SAMPLED = 32
+"""Values of each weight, evenly spaced."""
+
 _VOLATILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation"}
 
 
@@ -15,14 +18,16 @@ _VOLATILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "_
 def model_hash(model: PreTrainedModel) -> str:
     """Return 16 hexadecimal digits that change with the architecture and the weights, not with the name or dtype.
 
-    Looked at are the first tokens' embeddings and all one-dimensional weights (norms and biases), which neither
-    packing nor quantization touches.
+    A few values of every weight are looked at, before a reasoner packs them. Weights that are elsewhere (offloaded to a
+    disk) count by their names.
     """
     config = {key: value for key, value in model.config.to_dict().items() if key not in _VOLATILE}
     found = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    samples = [weight[:64] for weight in model.parameters() if weight.dim() == 1]
-    embeddings = model.get_input_embeddings().weight
-    assert isinstance(embeddings, torch.Tensor)
-    for sample in [embeddings[:4].flatten(), *samples]:
-        found.update(sample.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+    for name, weight in model.named_parameters():
+        found.update(name.encode())
+        if weight.device.type != "meta" and weight.numel():
+            last = weight.numel() - 1
+            places = [at * last // (SAMPLED - 1) for at in range(SAMPLED)]  # in whole numbers: floats would round up
+            sample = weight.detach().flatten()[torch.tensor(places, device=weight.device)]
+            found.update(sample.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
     return found.hexdigest()[:16]

@@ -47,11 +47,11 @@ class BestOfN(Strategy):
 
     async def _verified(self, problem: Problem) -> Outcome:
         verdicts = await problem.verify(range(len(problem.branches)))
-        if any(verdict.score is None for verdict in verdicts):  # one branch was decisively confident
+        scores = {index: verdict.score for index, verdict in enumerate(verdicts) if verdict.score is not None}
+        if scores:
+            winner, rule = max(scores, key=lambda i: (scores[i], -i)), "verifier"
+        else:  # one branch was decisively confident, or there was no room to ask
             winner, rule = problem.surest(), "confidence"
-        else:
-            scores = [verdict.score or 0.0 for verdict in verdicts]
-            winner, rule = max(range(len(scores)), key=lambda i: (scores[i], -i)), "verifier"
         return Outcome(winner, problem.branches[winner].answer, rule=rule)
 
     async def _score(self, problem: Problem, branch: Branch) -> float:

@@ -15,32 +15,50 @@ if TYPE_CHECKING:
     from rksc_agents.reasoning.problem import Problem
 
 
+class CertificateWarning(UserWarning):
+    """A certificate is used for something else than it was made for, or cannot be used."""
+
+
 async def judge(problem: Problem, indices: Sequence[int], *, finished: bool, gate: bool) -> list[Verdict]:
     """The verdicts on branches; see :meth:`rksc_agents.reasoning.problem.Problem.verify`."""
     if not indices:
         return []
+    if problem.settings.differing:
+        warnings.warn(
+            "the certificate was made for something else, so its promise does not hold here ("
+            + "; ".join(problem.settings.differing)
+            + "): calibrate anew with `rksc calibrate`, or set exit='strict'",
+            CertificateWarning,
+            stacklevel=2,
+        )
     if finished and gate and await _decisive(problem, indices):
         return [Verdict(skipped=True)] * len(indices)
-    session, settings = problem.session, problem.settings
     claims = [
         Claim(
             question=problem.question,
             text=problem.text_of(index),
             answer=problem.branch(index).answer,
-            cursor=await session.exact(problem.cursors[index]),  # never KV that a lossy mode made
+            cursor=problem.cursors[index],
             finished=finished,
         )
         for index in indices
     ]
+    return await _verified(problem, claims)
+
+
+async def _verified(problem: Problem, claims: Sequence[Claim]) -> list[Verdict]:
+    """Verify claims; those that leave no room in the context to ask about them get no score."""
+    session, settings = problem.session, problem.settings
     try:
         return await settings.verifier.verify(session, claims, settings.exits.rule(session.depth))
     except PromptTooLongError as error:
+        if len(claims) > 1:
+            return [verdict for claim in claims for verdict in await _verified(problem, [claim])]
         warnings.warn(
-            f"{len(indices)} branches were not verified, because there is no room left to ask about them ({error}): "
-            "lower max_tokens",
+            f"a branch was not verified, because there is no room left to ask about it ({error}): lower max_tokens",
             stacklevel=2,
         )
-        return [Verdict()] * len(indices)
+        return [Verdict()]
 
 
 async def _decisive(problem: Problem, indices: Sequence[int]) -> bool:

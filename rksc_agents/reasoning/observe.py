@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rksc_agents.errors import ConfigError
+from rksc_agents.errors import ConfigError, PromptTooLongError
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.strategy import Outcome, Strategy
 from rksc_agents.reasoning.voting import answer_keys
@@ -57,6 +57,8 @@ class Observe(Strategy):
         The layers whose hidden states are kept, counted from 1.
     sink : callable
         Receives the :class:`Sample`, in the engine's thread.
+    asking : Strategy or None, default None
+        Whose hints the branches get.
     branches : int, default 4
         Branches to draw.
     """
@@ -65,7 +67,13 @@ class Observe(Strategy):
 
     layers: tuple[int, ...]
     sink: Callable[[Sample], None]
+    asking: Strategy | None = None
     branches: int = Field(default=4, ge=1, le=1024)
+
+    def prompts(self, question: Prompt, phrasings: Sequence[Prompt]) -> list[Prompt]:
+        if self.asking is None:
+            return super().prompts(question, phrasings)
+        return self.asking.prompts(question, phrasings)
 
     async def solve(self, problem: Problem) -> Outcome:
         verifier = problem.settings.verifier
@@ -81,7 +89,10 @@ class Observe(Strategy):
             Claim(problem.question, branch.text, branch.answer, problem.cursors[index])
             for index, branch in enumerate(problem.branches)
         ]
-        found = await verifier.read(problem.session, claims, Record(self.layers))
+        try:
+            found = await verifier.read(problem.session, claims, Record(self.layers))
+        except PromptTooLongError:  # nothing to observe
+            return Outcome(problem.surest(), None)
         readings = [reading for reading, _ in found]
         keys = await problem.session.call(answer_keys, [branch.answer for branch in problem.branches])
         self.sink(

@@ -48,6 +48,8 @@ class Settings:
         When verification is skipped or stops early.
     sharing : Sharing
         What branches with other prompts take from the first one's KV.
+    differing : tuple of str
+        What is not as the certificate behind `exits` was made for; told when something is verified.
     """
 
     sampling: Sampling
@@ -56,6 +58,7 @@ class Settings:
     verifier: Verifier
     exits: ExitConfig
     sharing: Sharing
+    differing: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)

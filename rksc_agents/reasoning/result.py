@@ -7,6 +7,7 @@ import time
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.strategy import Outcome, Strategy
 from rksc_agents.types import ReasoningResult, Timings, Usage, VerificationUsage
+from rksc_agents.verify.verifier import ProbingVerifier
 
 
 def result_of(strategy: Strategy, problem: Problem, outcome: Outcome) -> ReasoningResult:
@@ -42,13 +43,14 @@ def result_of(strategy: Strategy, problem: Problem, outcome: Outcome) -> Reasoni
 
 def _verification(problem: Problem) -> VerificationUsage:
     verdicts = [branch.verdict for branch in problem.branches if branch.verdict is not None]
-    done = [verdict for verdict in verdicts if not verdict.skipped]
-    own = [verdict for verdict in done if verdict.layers]
+    done = [verdict for verdict in verdicts if verdict.score is not None]
+    # a reward model's layers are none of the reasoner's, which early exit could spare
+    own = done if isinstance(problem.settings.verifier, ProbingVerifier) else []
     return VerificationUsage(
         verifier=problem.settings.verifier.name if verdicts else None,
         exit=problem.settings.exits.source,
         verified=len(done),
-        skipped=len(verdicts) - len(done),
+        skipped=sum(verdict.skipped for verdict in verdicts),
         exited=sum(verdict.exit_layer is not None for verdict in done),
         tokens_computed=sum(verdict.tokens_computed for verdict in done),
         layers=sum(verdict.layers for verdict in own),

@@ -36,15 +36,21 @@ async def by_confidence(problem: Problem, temperature: float) -> Outcome:
 
 
 async def by_verdict(problem: Problem, temperature: float) -> Outcome:
-    """Each branch counts its verdict's score; by confidence where verification was skipped.
+    """Each branch counts its verdict's score; where verification was skipped, the decisively confident branch wins.
 
-    Without answers equal texts count together.
+    Without answers equal texts count together. Branches that could not be verified do not vote; by confidence where
+    none could.
     """
     voters = candidates(problem)
     verdicts = await problem.verify(voters)
-    scores = [verdict.score for verdict in verdicts if verdict.score is not None]
-    if len(scores) < len(voters):
+    if any(verdict.skipped for verdict in verdicts):
+        winner = problem.surest(voters)
+        return Outcome(winner, problem.branches[winner].answer, rule="confidence")
+    scored = [(voter, verdict.score) for voter, verdict in zip(voters, verdicts, strict=True)]
+    pairs = [(voter, score) for voter, score in scored if score is not None]
+    if not pairs:
         return await by_confidence(problem, temperature)
+    voters, scores = [voter for voter, _ in pairs], [score for _, score in pairs]
     answered = any(problem.branches[i].answer is not None for i in voters)
     weigh = _ballot_of_answers if answered else _ballot_of_texts
     votes = (await problem.session.call(weigh, problem.branches, voters, scores)).standing()

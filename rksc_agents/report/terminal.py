@@ -201,12 +201,14 @@ def _notes(branch: Branch, result: ReasoningResult) -> Iterator[tuple[str, str]]
 
 
 def _score(verdict: Verdict, digits: int) -> str:
-    return "skipped" if verdict.score is None else f"{verdict.score:.{digits}f}"
+    if verdict.score is None:
+        return "skipped" if verdict.skipped else "not verified"
+    return f"{verdict.score:.{digits}f}"
 
 
 def _verdict(verdict: Verdict, result: ReasoningResult) -> str:
     if verdict.score is None:
-        return "skipped"
+        return _score(verdict, 4)
     known = [branch.verdict for branch in result.branches if branch.verdict is not None and branch.verdict.layers]
     facts = [f"score {_score(verdict, 4)}"]
     if verdict.exit_layer is not None:

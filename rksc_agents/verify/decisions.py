@@ -181,11 +181,12 @@ def outcome(
         if best >= setting.confidence and ahead >= setting.gap:
             return Result(keys[top], True, (0,) * len(keys))
     log_odds, exits = early_log_odds(observed, layers, errors, setting.margin)
-    decision = decide(observed.confidences, keys, [_sigmoid(value) for value in log_odds])
+    decision = decide(observed.confidences, keys, [sigmoid(value) for value in log_odds])
     settled = [layer for layer in exits if layer is not None]
     depth = max(settled) if len(settled) == len(exits) else None
     return Result(decision, False, (depth,) * len(keys))
 
 
-def _sigmoid(value: float) -> float:
+def sigmoid(value: float) -> float:
+    """1 / (1 + exp(-value)), for any value."""
     return 1.0 / (1.0 + math.exp(-value)) if value >= 0.0 else math.exp(value) / (1.0 + math.exp(value))

@@ -1,7 +1,7 @@
 """CGEE level 2: stopping a verification pass at the layer where its verdict has settled.
 
-Both rules look after layers from the middle on, at the rows' last tokens, after the model's final norm. `RawExit` reads
-the model's head there, as the paper does; on small models it says the same word at every layer, whatever the verdict.
+Both rules look at the rows' last tokens, after the model's final norm. `RawExit` reads the model's head there, from the
+middle layer on, as the paper does; on small models it says the same word at every layer, whatever the verdict.
 `FittedExit` predicts the full-depth log-odds with a lens fitted for each layer, and exits where the prediction is
 further from zero than the lens errs.
 """

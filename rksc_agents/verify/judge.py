@@ -64,10 +64,15 @@ class JudgeVerifier(Config):
             prompts = [session.codec.encode(self._written(question, claims[index].text)) for index in indices]
             blank = session.codec.encode(self._written(question, ""))
             common = _common([*prompts, blank])
-            root = await session.prefill(blank[:common]) if common else session.cached(blank, 0)
+            if common:
+                root = await session.prefill(blank[:common], keep=False, counted=False)
+            else:
+                root = session.cached(blank, 0)
             rest = [prompt[common:] for prompt in prompts]
-            readings = await session.probe([root] * len(rest), rest, groups, exit_rule=exit_rule)
-            session.release(root)
+            try:
+                readings = await session.probe([root] * len(rest), rest, groups, exit_rule=exit_rule)
+            finally:
+                session.release(root)
             found.update(zip(indices, readings, strict=True))
         return [(found[index], 0.0) for index in range(len(claims))]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rksc_agents.config import Config
 from rksc_agents.engine.probe import Reading
 from rksc_agents.engine.session import Session
+from rksc_agents.engine.work import all_of
 from rksc_agents.model.exits import ExitRule
 from rksc_agents.types import Prompt, Verdict
+from rksc_agents.verify.decisions import sigmoid
 from rksc_agents.verify.verifier import Claim
 from rksc_agents.verify.words import verdict_tokens
 
@@ -67,12 +68,19 @@ class SelfVerifier(Config):
         zero = await self._zero(session, request) if self.calibrated else 0.0
         rule = exit_rule.about(zero) if exit_rule is not None else None
         extensions = [session.codec.follow_up(claim.question, request, claim.cursor.tokens) for claim in claims]
-        readings = await session.probe([claim.cursor for claim in claims], extensions, groups, exit_rule=rule)
+        # never on KV that a lossy mode made
+        cursors = await all_of([session.exact(claim.cursor) for claim in claims])
+        try:
+            readings = await session.probe(cursors, extensions, groups, exit_rule=rule)
+        finally:
+            for cursor, claim in zip(cursors, claims, strict=True):
+                if cursor is not claim.cursor:
+                    session.release(cursor)
         return [(reading, zero) for reading in readings]
 
     async def _zero(self, session: Session, request: str) -> float:
         """Log-odds of YES about an answer without content."""
-        cursor = await session.prefill(session.codec.encode(_NOTHING))
+        cursor = await session.prefill(session.codec.encode(_NOTHING), counted=False)
         extension = session.codec.follow_up(_NOTHING, request, cursor.tokens)
         (reading,) = await session.probe([cursor], [extension], verdict_tokens(session.codec))
         session.release(cursor)
@@ -90,8 +98,3 @@ def verdict(reading: Reading, zero: float = 0.0) -> Verdict:
         layers=reading.layers,
         tokens_computed=reading.tokens,
     )
-
-
-def sigmoid(x: float) -> float:
-    """1 / (1 + exp(-x)), for any x."""
-    return 1.0 / (1.0 + math.exp(-x)) if x >= 0 else math.exp(x) / (1.0 + math.exp(x))
