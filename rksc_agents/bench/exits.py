@@ -21,6 +21,7 @@ from rksc_agents.errors import ConfigError
 from rksc_agents.questions import Question
 from rksc_agents.reasoner import RKSCReasoner
 from rksc_agents.reasoning import SelfConsistency
+from rksc_agents.reasoning.judging import claims_of
 from rksc_agents.reasoning.observe import Sample
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.strategy import Outcome, Strategy
@@ -30,7 +31,7 @@ from rksc_agents.verify.gates import ExitConfig
 from rksc_agents.verify.intervals import auc, clopper_pearson
 from rksc_agents.verify.lens import FittedLens, fit_lens
 from rksc_agents.verify.replay import Bench
-from rksc_agents.verify.verifier import Claim, ProbingVerifier, Verifier
+from rksc_agents.verify.verifier import ProbingVerifier, Verifier
 
 MARGINS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 MARGIN = 3.0
@@ -306,10 +307,7 @@ class _Timed(Strategy):
         async with problem.branching(await problem.start(self.branches)) as ended:
             async for _ in ended:
                 pass
-        claims = [
-            Claim(problem.question, branch.text, branch.answer, problem.cursors[index])
-            for index, branch in enumerate(problem.branches)
-        ]
+        claims = claims_of(problem, range(len(problem.branches)))
         taken: tuple[list[float], list[float]] = ([], [])
         for _ in range(3):
             for times, rule in zip(taken, (None, self.rule), strict=True):

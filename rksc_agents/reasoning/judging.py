@@ -33,7 +33,12 @@ async def judge(problem: Problem, indices: Sequence[int], *, finished: bool, gat
         )
     if finished and gate and await _decisive(problem, indices):
         return [Verdict(skipped=True)] * len(indices)
-    claims = [
+    return await _verified(problem, claims_of(problem, indices, finished=finished))
+
+
+def claims_of(problem: Problem, indices: Sequence[int], *, finished: bool = True) -> list[Claim]:
+    """Branches as verifiers take them."""
+    return [
         Claim(
             question=problem.question,
             text=problem.text_of(index),
@@ -43,7 +48,6 @@ async def judge(problem: Problem, indices: Sequence[int], *, finished: bool, gat
         )
         for index in indices
     ]
-    return await _verified(problem, claims)
 
 
 async def _verified(problem: Problem, claims: Sequence[Claim]) -> list[Verdict]:

@@ -11,12 +11,13 @@ from pydantic import Field
 from torch import Tensor
 
 from rksc_agents.errors import ConfigError, PromptTooLongError
+from rksc_agents.reasoning.judging import claims_of
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.strategy import Outcome, Strategy
 from rksc_agents.reasoning.voting import answer_keys
 from rksc_agents.types import Branch, Prompt
 from rksc_agents.verify.early_exit import Record
-from rksc_agents.verify.verifier import Claim, ProbingVerifier
+from rksc_agents.verify.verifier import ProbingVerifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,7 @@ class Observe(Strategy):
         async with problem.branching(await problem.start(self.branches)) as ended:
             async for _ in ended:
                 pass
-        claims = [
-            Claim(problem.question, branch.text, branch.answer, problem.cursors[index])
-            for index, branch in enumerate(problem.branches)
-        ]
+        claims = claims_of(problem, range(len(problem.branches)))
         try:
             found = await verifier.read(problem.session, claims, Record(self.layers))
         except PromptTooLongError:  # nothing to observe
