@@ -216,6 +216,12 @@ def test_models_without_hidden_states_to_look_at_say_so() -> None:
         assert [branch.text for branch in refused.branches] == ["4", "5"]
 
 
+def test_a_prompt_that_repeats_the_first_one_is_not_more_than_alike(reasoner: RKSCReasoner) -> None:
+    sharing = Sharing(mode="semantic", gate="tokens")
+    four = within(reasoner, lambda s: compared(s, PROMPTS[0], tuple(PROMPTS[0]) * 4, sharing))
+    assert four == pytest.approx(2 / 5)
+
+
 # -- aligned ------------------------------------------------------------------------------------------------
 
 
