@@ -202,7 +202,7 @@ def certificate_of(
     order = list(range(len(samples)))
     random.Random(seed).shuffle(order)
     cut = round(fit_share * len(order))
-    lens, held_out = _lens([samples[i] for i in order[:cut]], layers)
+    lens, held_out = fitted([samples[i] for i in order[:cut]], layers)
     fit = [observed(samples[i], held) for i, held in zip(order[:cut], held_out, strict=True)]
     test = [observed(samples[i], predictions(lens, samples[i])) for i in order[cut:]]
     found = certify(
@@ -260,7 +260,7 @@ def predictions(lens: FittedLens, sample: Sample) -> Tensor:
     return torch.stack([lens.predict(layer, sample.states[:, i]) for i, layer in enumerate(lens.layers)], dim=1)
 
 
-def _lens(samples: Sequence[Sample], layers: Sequence[int]) -> tuple[FittedLens, list[Tensor]]:
+def fitted(samples: Sequence[Sample], layers: Sequence[int]) -> tuple[FittedLens, list[Tensor]]:
     """A lens fitted on `samples`, and what it would predict for each had it not seen it."""
     if not samples:
         raise ConfigError("no questions to fit a lens on: give more questions, or a larger fit_share")

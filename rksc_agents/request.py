@@ -82,6 +82,8 @@ class Desk:
     _read_before: dict[Path, tuple[int, ExitConfig]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.exit, Certificate):  # its lens is decoded once, not for each request
+            self.exit = ExitConfig.from_certificate(self.exit)
         self.exits(self.exit, self.strategy, self.sampling)  # a bad name is told now, not with the first question
 
     def request(self, question: Prompt, options: Options) -> Request:

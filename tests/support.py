@@ -110,3 +110,14 @@ def generate(model: PreTrainedModel, prompt: Sequence[int], tokens: int) -> tupl
         pad_token_id=0,
     )
     return tuple(out[0, len(prompt) :].tolist())
+
+
+def keys_of(value: Any) -> Iterator[str]:
+    """All keys of a JSON value, at any depth."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from keys_of(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys_of(inner)

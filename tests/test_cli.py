@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from support import keys_of
 from transformers.utils import logging
 from typer.testing import CliRunner, Result
 
@@ -191,16 +192,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def run(*args: str, stdin: str | bytes | None = None) -> Result:
     return CliRunner().invoke(cli.app, args, input=stdin, prog_name="rksc")
-
-
-def keys_of(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from keys_of(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from keys_of(inner)
 
 
 def test_a_pipe_gets_the_same_facts_in_stable_lines(fake: Install) -> None:

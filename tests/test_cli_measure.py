@@ -7,12 +7,13 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import keys_of
 from tiny_models import tiny_model
 from typer.testing import CliRunner, Result
 
@@ -88,16 +89,6 @@ def many(count: int, start: int = 0) -> list[dict[str, str]]:
 def documented(*command: str) -> set[str]:
     text = run(*command, "--help").stdout
     return set(re.findall(r"\w+", text[text.index("of --json") : text.index("Options:")]))
-
-
-def keys_of(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from keys_of(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from keys_of(inner)
 
 
 class Terminal(io.StringIO):

@@ -13,9 +13,8 @@ from statistics import fmean, median
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from rksc_agents.calibrator import certificate_of, default_layers, observe, observed, predictions
+from rksc_agents.calibrator import certificate_of, default_layers, fitted, observe, observed, predictions
 from rksc_agents.config import Sampling
 from rksc_agents.errors import ConfigError
 from rksc_agents.questions import Question
@@ -25,11 +24,11 @@ from rksc_agents.reasoning.judging import claims_of
 from rksc_agents.reasoning.observe import Sample
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.strategy import Outcome, Strategy
-from rksc_agents.verify.decisions import Setting, best_of_n, weighted_vote
+from rksc_agents.verify.decisions import Setting, best_of_n, early_log_odds, weighted_vote
 from rksc_agents.verify.early_exit import FittedExit, binary_entropy
 from rksc_agents.verify.gates import ExitConfig
 from rksc_agents.verify.intervals import auc, clopper_pearson
-from rksc_agents.verify.lens import FittedLens, fit_lens
+from rksc_agents.verify.lens import FittedLens
 from rksc_agents.verify.replay import Bench
 from rksc_agents.verify.verifier import ProbingVerifier, Verifier
 
@@ -93,7 +92,10 @@ def bench_exits(
             samples[name] = [sample for sample in found if sample is not None]
         first = first_layer if first_layer is not None else max(1, depth // 4)
         fit, test = _halves(samples)
-        lens = _lens(fit, [layer for layer in every if layer >= first])
+        read = [layer for layer in every if layer >= first]
+        columns = [layer - 1 for layer in read]
+        lens, _ = fitted([_narrowed(sample, columns) for sample in fit], read)
+        held = [_narrowed(sample, columns) for sample in test]
         answers = {name: [question.answer for question in questions] for name, questions in tasks.items()}
         return {
             "model": reasoner.name,
@@ -104,7 +106,7 @@ def bench_exits(
             "auc": _auc(samples, answers),
             "level1": [_level1(samples, config) for config in _gates()],
             "raw": [_raw(test, depth, theta, epsilon) for theta, epsilon in RAW],
-            "fitted": [_fitted(test, lens, depth, margin) for margin in MARGINS],
+            "fitted": [_fitted(held, lens, depth, margin) for margin in MARGINS],
             "certificates": [_certified(reasoner, strategy, samples, split) for split in range(splits)],
             "time": _timed(reasoner, strategy, tasks, lens),
         }
@@ -118,12 +120,6 @@ def _halves(samples: Mapping[str, Sequence[Sample]]) -> tuple[list[Sample], list
     """Every second question of each task: one half for fitting, the other for testing."""
     fit = [sample for found in samples.values() for sample in found[::2]]
     return fit, [sample for found in samples.values() for sample in found[1::2]]
-
-
-def _lens(samples: Sequence[Sample], layers: Sequence[int]) -> FittedLens:
-    groups = [index for index, sample in enumerate(samples) for _ in sample.branches]
-    states = torch.cat([sample.states for sample in samples])[:, [layer - 1 for layer in layers]]
-    return fit_lens(layers, states, torch.cat([sample.log_odds for sample in samples]), groups=groups)
 
 
 def _auc(samples: Mapping[str, Sequence[Sample]], answers: Mapping[str, Sequence[str | None]]) -> dict[str, float]:
@@ -208,35 +204,24 @@ def _raw(samples: Sequence[Sample], depth: int, theta: float, epsilon: float) ->
 
 def _fitted(samples: Sequence[Sample], lens: FittedLens, depth: int, margin: float) -> dict[str, Any]:
     """The fitted rule, on questions that the lens has not seen."""
-    errors = calls = exits = 0
-    saved: list[float] = []
+    errors = calls = 0
+    reached: list[int] = []
     passes: list[float] = []
     for sample in samples:
-        predicted = _predicted(lens, sample)
-        layers = []
-        for full, zero, row in zip(sample.log_odds.tolist(), sample.zeros.tolist(), predicted.tolist(), strict=True):
-            layer, value = depth, full
-            for at, error, guess in zip(lens.layers, lens.error, row, strict=True):
-                if abs(guess - zero) >= margin * error:
-                    layer, value = at, guess
-                    break
-            calls += 1
-            exits += layer < depth
-            errors += (value > zero) != (full > zero)
-            layers.append(layer)
-        saved += [1 - layer / depth for layer in layers]
+        seen = observed(sample, predictions(lens, sample))
+        values, exits = early_log_odds(seen, lens.layers, lens.error, margin)
+        layers = [depth if layer is None else layer for layer in exits]
+        calls += len(layers)
+        errors += sum((value > 0) != (full > 0) for value, full in zip(values, seen.log_odds, strict=True))
+        reached += layers
         passes.append(1 - max(layers) / depth)
     return {
         "margin": margin,
         **_rate(errors, calls),
-        "exits": exits / calls,
-        "layers_saved": fmean(saved),
+        "exits": sum(layer < depth for layer in reached) / calls,
+        "layers_saved": fmean(1 - layer / depth for layer in reached),
         "layers_saved_by_pass": fmean(passes),
     }
-
-
-def _predicted(lens: FittedLens, sample: Sample) -> Tensor:
-    return torch.stack([lens.predict(layer, sample.states[:, layer - 1]) for layer in lens.layers], dim=1)
 
 
 def _rate(errors: int, calls: int) -> dict[str, Any]:

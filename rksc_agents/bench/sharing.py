@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rksc_agents.cache.alignment import align
 from rksc_agents.config import EngineConfig, Sampling, Sharing
-from rksc_agents.engine.asks import AUDITED, EARLY, sigma, states_of
+from rksc_agents.engine.asks import AUDITED, EARLY, along, distance, sigma, states_of
 from rksc_agents.engine.cursor import Completion, Cursor
 from rksc_agents.engine.session import Session
 from rksc_agents.questions import Question
@@ -87,21 +87,22 @@ class _Compare(Strategy):
         texts = [completion.text for completion in done]
         answers = [await session.call(problem.settings.extractor, text) for text in texts]
         keys = await session.call(answer_keys, answers)
-        right = await _along(session, exact, done[0].tokens)
+        written = done[0].tokens[: AUDITED - 1]
+        right = await along(session, exact, written)
         verdicts = await self._verdicts(problem, list(cursors.values()), done[0])
         predictors = await _predictors(session, root, exact)
         for at, (mode, cursor) in enumerate(cursors.items()):
             if mode == "exact":
                 continue
-            got = await _along(session, cursor, done[0].tokens)
+            kl, agreement = distance(right, await along(session, cursor, written))
             self.sink(
                 Pair(
                     mode=mode,
                     length=len(prompt),
                     prefix=prefix,
                     reused=reused[mode],
-                    kl=(right.exp() * (right - got)).sum(-1).mean().item(),
-                    agreement=(right.argmax(-1) == got.argmax(-1)).double().mean().item(),
+                    kl=kl,
+                    agreement=agreement,
                     same_answer=keys[at] == keys[0] if keys[0] >= 0 else texts[at] == texts[0],
                     same_verdict=(verdicts[at] > 0) == (verdicts[0] > 0),
                     predictors=predictors if mode == "semantic" else {},
@@ -121,16 +122,6 @@ class _Compare(Strategy):
         groups = verdict_tokens(codec)
         readings = await problem.session.probe(cursors, [extension] * len(cursors), groups)
         return [reading.values[0] - reading.values[1] for reading in readings]
-
-
-async def _along(session: Session, cursor: Cursor, tokens: Sequence[int]) -> Tensor:
-    """Log-probabilities after the cursor and after the first tokens of an answer."""
-    await session.ready(cursor)
-    assert cursor.logits is not None
-    rows = [cursor.logits[None].double()]
-    if len(tokens) > 1:
-        rows.append((await session.logits_along(cursor, tokens[: AUDITED - 1])).double())
-    return torch.cat(rows).log_softmax(-1)
 
 
 async def _predictors(session: Session, root: Cursor, own: Cursor) -> dict[str, float]:

@@ -193,19 +193,23 @@ async def audit(session: Session, root: Root, tokens: Sequence[int]) -> tuple[fl
     exact = await session.prefill(root.prompt, keep=False, counted=False)
     room = session.context - max(len(root.prompt), len(root.cursor.tokens))  # the prompts may differ in length
     written = tokens[: min(AUDITED, room + 1)]
-    right, got = [(await _along(session, cursor, written)).double() for cursor in (exact, root.cursor)]
+    right, got = [await along(session, cursor, written[:-1]) for cursor in (exact, root.cursor)]
     session.release(exact)
-    right, got = right.log_softmax(-1), got.log_softmax(-1)
-    kl = (right.exp() * (right - got)).sum(-1).mean().item()
-    return max(0.0, kl), (right.argmax(-1) == got.argmax(-1)).double().mean().item()
+    return distance(right, got)
 
 
-async def _along(session: Session, cursor: Cursor, written: Sequence[int]) -> Tensor:
-    """Logits after the cursor and after each token of `written` but the last."""
+async def along(session: Session, cursor: Cursor, tokens: Sequence[int]) -> Tensor:
+    """Log-probabilities [1 + len(tokens), vocabulary], float64, after the cursor and after each of `tokens`."""
     if cursor.logits is None:
         await session.ready(cursor)
     assert cursor.logits is not None
-    rows = [cursor.logits[None].float()]
-    if len(written) > 1:
-        rows.append((await session.logits_along(cursor, written[:-1])).float())
-    return torch.cat(rows)
+    rows = [cursor.logits[None].double()]
+    if tokens:
+        rows.append((await session.logits_along(cursor, tokens)).double())
+    return torch.cat(rows).log_softmax(-1)
+
+
+def distance(right: Tensor, got: Tensor) -> tuple[float, float]:
+    """Mean KL divergence of `got` from `right`, in nats, and the share of rows with the same likeliest token."""
+    kl = (right.exp() * (right - got)).sum(-1).mean().item()
+    return max(0.0, kl), (right.argmax(-1) == got.argmax(-1)).double().mean().item()

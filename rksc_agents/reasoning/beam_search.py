@@ -64,7 +64,7 @@ class BeamSearch(Strategy):
             ended = [index for index in best if tree.is_leaf(index)]
             growing = [index for index in best if index not in ended]
         winner = tree.ranked(ended)[0] if ended else tree.deepest()
-        return Outcome(winner, problem.branches[winner].answer, rule="verifier")
+        return Outcome(winner, problem.branch(winner).answer, rule="verifier")
 
     def _of_line(self, scores: Sequence[float]) -> float:
         match self.aggregate:

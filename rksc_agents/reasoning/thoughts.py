@@ -58,7 +58,7 @@ class Thoughts:
             The new thoughts, without blank and equal ones, by index.
         """
         problem = self.problem
-        above = next((problem.branches[p].depth + 1 for p in parents if p is not None), 0)
+        above = next((problem.branch(p).depth + 1 for p in parents if p is not None), 0)
         own = problem.settings.sampling
         stop = (self.delimiter, *own.stop)
         sampling = own if above + 1 >= self.depth else own.replace(stop=stop, max_tokens=self.step_tokens)
@@ -98,7 +98,7 @@ class Thoughts:
 
     def is_leaf(self, index: int) -> bool:
         """Whether nothing goes on from a thought: its line has ended, or has no room for more."""
-        branch = self.problem.branches[index]
+        branch = self.problem.branch(index)
         full = branch.depth + 1 >= self.depth or len(self.problem.cursors[index].tokens) >= self.problem.session.context
         return full or self.problem.complete(index)
 

@@ -169,7 +169,7 @@ class _Search:
         if self.strategy.evaluator == "vote":
             families: dict[int | None, list[int]] = {}
             for index in indices:
-                families.setdefault(self.problem.branches[index].parent, []).append(index)
+                families.setdefault(self.problem.branch(index).parent, []).append(index)
             await all_of([self._name_best(family) for family in families.values()])
         else:
             self._by_confidence(indices)
@@ -177,7 +177,7 @@ class _Search:
             self.problem.session.score(self.problem.cursors[index], self._worth(self.tree.scores[index]))
 
     def _by_confidence(self, indices: Sequence[int]) -> None:
-        self.tree.scores |= {index: self.problem.branches[index].confidence for index in indices}
+        self.tree.scores |= {index: self.problem.branch(index).confidence for index in indices}
 
     def _worth(self, score: float) -> float:
         """A score as a number from 0 to 1, in the same order."""
@@ -210,7 +210,7 @@ class _Search:
         problem = self.problem
         if not leaves:
             winner = self.tree.deepest()
-            return Outcome(winner, problem.branches[winner].answer, rule=self.strategy.evaluator)
+            return Outcome(winner, problem.branch(winner).answer, rule=self.strategy.evaluator)
         rule = await self._judge(leaves)
         if self.strategy.final == "vote" and rule == self.strategy.evaluator:
             votes = await problem.session.call(self._count, leaves)
@@ -219,7 +219,7 @@ class _Search:
                     problem.emit(VoteChanged(votes))
                 return Outcome(self._best(votes[0].branches), votes[0].answer, votes, "majority")
         winner = self._best(leaves) if rule == self.strategy.evaluator else problem.surest(leaves)
-        return Outcome(winner, problem.branches[winner].answer, rule=rule)
+        return Outcome(winner, problem.branch(winner).answer, rule=rule)
 
     async def _judge(self, leaves: Sequence[int]) -> str:
         """Score the leaves; return the rule by which they compare."""
@@ -235,8 +235,8 @@ class _Search:
         return self.strategy.evaluator
 
     def _best(self, leaves: Sequence[int]) -> int:
-        branches = self.problem.branches
-        return max(leaves, key=lambda index: (self.tree.scores[index], branches[index].confidence, -index))
+        branch = self.problem.branch
+        return max(leaves, key=lambda index: (self.tree.scores[index], branch(index).confidence, -index))
 
     def _count(self, leaves: Sequence[int]) -> tuple[Vote, ...]:
         heard = self._promising(leaves) or list(leaves)
@@ -245,5 +245,5 @@ class _Search:
             weights = softmax_weights(weights, _TEMPERATURE)
         ballot = Ballot()
         for index, weight in zip(heard, weights, strict=True):
-            ballot.add(index, self.problem.branches[index].answer, weight)
+            ballot.add(index, self.problem.branch(index).answer, weight)
         return ballot.standing()
