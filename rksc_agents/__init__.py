@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         RKSCError,
         UnsupportedModelError,
     )
+    from rksc_agents.model.grammar import Choice, Grammar, JSONSchema, Lark, Regex
     from rksc_agents.model.runners import PerBranchWarning
     from rksc_agents.reasoner import RKSCReasoner
     from rksc_agents.reasoning import (
@@ -44,10 +45,12 @@ if TYPE_CHECKING:
         BranchToken,
         BranchVerified,
         Event,
+        InvalidToolCall,
         KVUsage,
         ReasoningResult,
         SharingRecord,
         Timings,
+        ToolCall,
         Usage,
         Verdict,
         VerificationUsage,
@@ -71,6 +74,7 @@ _HOMES = {
         "ConfigError", "ConversionError", "EngineClosedError", "EngineError", "KVBudgetError", "ModelLoadError",
         "PromptTooLongError", "RKSCError", "UnsupportedModelError",
     ],
+    "rksc_agents.model.grammar": ["Choice", "Grammar", "JSONSchema", "Lark", "Regex"],
     "rksc_agents.model.runners": ["PerBranchWarning"],
     "rksc_agents.reasoner": ["RKSCReasoner"],
     "rksc_agents.reasoning": [
@@ -79,8 +83,9 @@ _HOMES = {
     "rksc_agents.reasoning.judging": ["CertificateWarning"],
     "rksc_agents.request": ["Options"],
     "rksc_agents.types": [
-        "Answer", "Branch", "BranchEnd", "BranchToken", "BranchVerified", "Event", "KVUsage", "ReasoningResult",
-        "SharingRecord", "Timings", "Usage", "Verdict", "VerificationUsage", "Vote", "VoteChanged",
+        "Answer", "Branch", "BranchEnd", "BranchToken", "BranchVerified", "Event", "InvalidToolCall", "KVUsage",
+        "ReasoningResult", "SharingRecord", "Timings", "ToolCall", "Usage", "Verdict", "VerificationUsage", "Vote",
+        "VoteChanged",
     ],
     "rksc_agents.verify.callable_verifier": ["CallableVerifier"],
     "rksc_agents.verify.certificate": ["Certificate"],
@@ -104,6 +109,7 @@ __all__ = [
     "CallableVerifier",
     "Certificate",
     "CertificateWarning",
+    "Choice",
     "Claim",
     "ConfigError",
     "ConversionError",
@@ -113,9 +119,13 @@ __all__ = [
     "EngineError",
     "Event",
     "ExitConfig",
+    "Grammar",
+    "InvalidToolCall",
+    "JSONSchema",
     "JudgeVerifier",
     "KVBudgetError",
     "KVUsage",
+    "Lark",
     "ModelLoadError",
     "Options",
     "Outcome",
@@ -125,6 +135,7 @@ __all__ = [
     "RKSCError",
     "RKSCReasoner",
     "ReasoningResult",
+    "Regex",
     "RewardModelVerifier",
     "Sampling",
     "SelfConsistency",
@@ -133,6 +144,7 @@ __all__ = [
     "SharingRecord",
     "Strategy",
     "Timings",
+    "ToolCall",
     "TreeOfThought",
     "UnsupportedModelError",
     "Usage",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,6 +17,7 @@ from rksc_agents.cache.budget import Budget
 from rksc_agents.config import EngineConfig, Sampling, Sharing
 from rksc_agents.engine.engine import Engine
 from rksc_agents.engine.session import Session
+from rksc_agents.errors import ConfigError
 from rksc_agents.model.device import kv_limit
 from rksc_agents.model.fingerprint import model_hash
 from rksc_agents.model.loader import load_model
@@ -25,11 +26,15 @@ from rksc_agents.model.runners import make_runner
 from rksc_agents.model.sampling import recommended_sampling
 from rksc_agents.model.source import DEFAULT_MODEL
 from rksc_agents.model.text import TextCodec
+from rksc_agents.model.tools import tools_of
 from rksc_agents.reasoning import SelfConsistency, Strategy
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.result import result_of
 from rksc_agents.request import Desk, Exit, Options, sharing_of, strategy_of
 from rksc_agents.types import Answer, Event, Prompt, ReasoningResult, SharingMode
+
+if TYPE_CHECKING:
+    from langchain_rksc import ChatRKSC
 
 Emit = Callable[[Event], None]
 Run = Callable[[Session, Emit | None], Coroutine[Any, Any, ReasoningResult]]
@@ -79,6 +84,16 @@ class RKSCReasoner:
     def sampling(self) -> Sampling:
         """How tokens are drawn unless a call says otherwise."""
         return self._desk.sampling
+
+    @property
+    def sharing(self) -> Sharing:
+        """What branches with other prompts take from the first one's KV unless a call says otherwise."""
+        return self._desk.sharing
+
+    @property
+    def exit(self) -> Exit:
+        """When verification is skipped or stops early unless a call says otherwise."""
+        return self._desk.exit
 
     @classmethod
     def from_pretrained(
@@ -191,8 +206,16 @@ class RKSCReasoner:
             A user's question, or a conversation as mappings with "role" and "content".
         **options
             What differs from the reasoner's own for this call: `strategy`; `phrasings`, other ways to put the
-            question, which branches take in turn; `sharing`; `exit`; and the fields of
-            :class:`~rksc_agents.config.Sampling`, such as `temperature`, `max_tokens`, `seed`.
+            question, which branches take in turn; `sharing`; `exit`; the fields of
+            :class:`~rksc_agents.config.Sampling`, such as `temperature`, `max_tokens`, `seed`; and what the answer is
+            to look like:
+
+            - `grammar`: a :class:`~rksc_agents.model.grammar.JSONSchema`, ``Regex``, ``Choice`` or ``Lark`` that it
+              follows; JSON is voted on by value.
+            - `tools`: what the model may call, as mappings in OpenAI's form or with "name", "description" and
+              "parameters". Calls are always valid, and are voted on in their canonical form.
+            - `tool_choice`: "auto", "any" for at least one call, "none", or the name of the tool to call.
+            - `parallel_tool_calls`: False for one call at most.
 
         Raises
         ------
@@ -213,7 +236,8 @@ class RKSCReasoner:
 
     async def areason(self, question: Prompt, **options: Unpack[Options]) -> ReasoningResult:
         """Like :meth:`reason`, without blocking the event loop. Cancelling it frees its rows and KV."""
-        return await asyncio.wrap_future(self._submit(question, options))
+        run = await asyncio.to_thread(self._prepared, question, options)  # a long prompt and a grammar take a while
+        return await asyncio.wrap_future(self._engine.submit(lambda session: run(session, None)))
 
     def batch(self, questions: Sequence[Prompt], **options: Unpack[Options]) -> list[ReasoningResult]:
         """Answer several questions as one batch; the results come in the questions' order.
@@ -268,7 +292,7 @@ class RKSCReasoner:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        run = self._prepared(question, options)
+        run = await asyncio.to_thread(self._prepared, question, options)
         future = self._engine.submit(lambda session: run(session, put))
         future.add_done_callback(lambda _: put(None))
         try:
@@ -315,9 +339,47 @@ class RKSCReasoner:
         """What identifies the prompts of a strategy's verifier in certificates."""
         return self._desk.prompt_hash(strategy.checker)
 
+    def token_ids(self, text: str) -> list[int]:
+        """The tokens that the model's own tokenizer makes of `text`, without special ones."""
+        return list(self._desk.codec.encode_text(text))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return self._desk.codec.decode(tokens, skip_special_tokens=False)
+
     def count_tokens(self, text: str) -> int:
         """How many tokens the model's own tokenizer makes of `text`."""
-        return len(self._desk.codec.encode_text(text))
+        return len(self.token_ids(text))
+
+    def count_prompt_tokens(self, question: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> int:
+        """How many tokens a question or conversation has as the model reads it."""
+        return len(self._desk.codec.encode(question, tools_of(tools)))
+
+    @property
+    def context(self) -> int:
+        """The model's context in tokens."""
+        return self._desk.context
+
+    def as_langchain(self, **settings: Any) -> ChatRKSC:
+        """A LangChain chat model on this reasoner, which stays yours to close.
+
+        Parameters
+        ----------
+        **settings
+            Fields of ``langchain_rksc.ChatRKSC``, such as `strategy` and `temperature`.
+
+        Raises
+        ------
+        ConfigError
+            If the package langchain-rksc is not installed, or a setting is unknown.
+        """
+        try:
+            from langchain_rksc import ChatRKSC
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"as_langchain() needs the package langchain-rksc ({error}): pip install langchain-rksc"
+            ) from error
+        return ChatRKSC(reasoner=self, **settings)
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -11,6 +11,9 @@ from typing import Any, TypedDict
 
 from rksc_agents.config import Sampling, Sharing
 from rksc_agents.errors import ConfigError, PromptTooLongError
+from rksc_agents.form import Form
+from rksc_agents.model.constraint import Constraint
+from rksc_agents.model.grammar import Grammar
 from rksc_agents.model.text import TextCodec
 from rksc_agents.reasoning import STRATEGIES, Strategy
 from rksc_agents.reasoning.judging import CertificateWarning
@@ -24,6 +27,7 @@ Exit = ExitConfig | Certificate | Path | str
 """Early exit: thresholds, a certificate or its path, a preset's name, or "auto"."""
 
 
+_FORM = ("tools", "tool_choice", "parallel_tool_calls", "grammar")
 _EXITS = f"give one of {', '.join(PRESETS)}, 'auto', a certificate or its path, or an ExitConfig"
 
 
@@ -34,6 +38,10 @@ class Options(TypedDict, total=False):
     phrasings: Sequence[Prompt]
     sharing: Sharing | SharingMode | None
     exit: Exit | None
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str
+    parallel_tool_calls: bool
+    grammar: Grammar | None
     temperature: float
     top_k: int
     top_p: float
@@ -104,22 +112,29 @@ class Desk:
             raise ConfigError(f"phrasings = {phrasings!r}: give a list of other ways to put the question")
         shared = given.pop("sharing", None)
         exit_ = given.pop("exit", None)
+        form = Form.of(**{name: given.pop(name) for name in _FORM if name in given})
         sampling = self.sampling.replace(**given) if given else self.sampling
-        prompts = tuple(self.codec.encode(prompt) for prompt in strategy.prompts(question, phrasings))
+        asked = strategy.prompts(question, phrasings)
+        prompts = tuple(self.codec.encode(form.told(prompt), form.tools) for prompt in asked)
         longest = max(map(len, prompts))
         if longest >= self.context:
             raise PromptTooLongError(longest, self.context)
         exits, differing = self.exits(self.exit if exit_ is None else exit_, strategy, sampling)
+        thinking_opened = self.codec.opens_thinking(prompts[0])
+        constraint = form.constraint(self.codec, thinking_opened)
+        if constraint is not None:
+            _check_room(constraint, sampling.max_tokens)
         settings = Settings(
             sampling=sampling,
             measure=strategy.measure,
-            extractor=strategy.extractor,
+            reader=form.reader(self.codec, strategy.extractor),
             verifier=strategy.checker,
             exits=exits,
             differing=differing,
             sharing=self.sharing if shared is None else sharing_of(shared),
+            constraint=constraint,
         )
-        return Request(question, prompts, strategy, settings, self.codec.opens_thinking(prompts[0]))
+        return Request(question, prompts, strategy, settings, thinking_opened)
 
     def exits(self, exit_: Exit, strategy: Strategy, sampling: Sampling) -> tuple[ExitConfig, tuple[str, ...]]:
         """The thresholds that `exit_` names, and what differs from what their certificate was made for."""
@@ -188,6 +203,15 @@ def _plain(value: object) -> Value:
     if value is None or isinstance(value, (str, int, float)):
         return value
     return getattr(value, "__qualname__", None) or str(value)
+
+
+def _check_room(constraint: Constraint, max_tokens: int) -> None:
+    least = constraint.closing()
+    if least is not None and len(least) > max_tokens:
+        raise ConfigError(
+            f"max_tokens = {max_tokens} leaves no room for what the answer must hold: it takes {len(least)} tokens at "
+            "least, so raise max_tokens, or ask for less"
+        )
 
 
 def strategy_of(strategy: Strategy | str) -> Strategy:

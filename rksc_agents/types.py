@@ -79,13 +79,46 @@ class Verdict(Record):
     tokens_computed: int = 0
 
 
+class ToolCall(Record):
+    """A call of a tool that a model asked for.
+
+    Attributes
+    ----------
+    name : str
+        The tool's name, one of those that were offered.
+    arguments : dict
+        Its arguments.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class InvalidToolCall(Record):
+    """What looks like a call and is none.
+
+    Attributes
+    ----------
+    text : str
+        What the model wrote.
+    error : str
+        What is wrong with it.
+    name : str or None
+        The tool that it named, where it did.
+    """
+
+    text: str
+    error: str
+    name: str | None = None
+
+
 class Branch(Record):
     """One finished line of reasoning.
 
     Attributes
     ----------
     text : str
-        What the branch wrote, without its thinking.
+        What the branch wrote, without its thinking and without tool calls.
     thinking : str
         The text between thinking markers such as ``<think>``; empty for other models.
     tokens : tuple of int
@@ -97,7 +130,9 @@ class Branch(Record):
     finish_reason : str
         "eos", "stop", "length", "cancelled" or "unsure".
     answer : str or None
-        The extracted answer, None where there is none.
+        The extracted answer, None where there is none; of tool calls and JSON the canonical form, as it is voted on.
+    tool_calls, invalid_tool_calls : tuple
+        What the branch called, in its order, and what looks like a call and is none.
     depth : int
         Steps before it: 0 for a branch that starts at the prompt.
     parent : int or None
@@ -115,6 +150,8 @@ class Branch(Record):
     confidence: float
     finish_reason: FinishReason
     answer: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    invalid_tool_calls: tuple[InvalidToolCall, ...] = ()
     depth: int = 0
     parent: int | None = None
     sharing: SharingRecord = SharingRecord()
@@ -140,13 +177,23 @@ class Vote(Record):
 
 
 class Usage(Record):
-    """Tokens counted. `prompt_tokens` = computed + reused."""
+    """Tokens counted. `prompt_tokens` = computed + reused; `completion_tokens` are those of all branches.
+
+    `completion_tokens_winner` are those of the winning line, `completion_tokens_thinking` those of them that were
+    written inside thinking markers, these included.
+    """
 
     prompt_tokens: int
     prompt_tokens_computed: int
     prompt_tokens_reused: int
     completion_tokens: int
     completion_tokens_winner: int
+    completion_tokens_thinking: int = 0
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens that are no part of the answer: those of the other branches, and the winner's thinking."""
+        return self.completion_tokens - self.completion_tokens_winner + self.completion_tokens_thinking
 
 
 class KVUsage(Record):
@@ -222,6 +269,8 @@ class ReasoningResult(Record):
         The answer that the strategy settled on; the winning branch's text where none can be extracted.
     text : str
         The winning branch's text.
+    tool_calls, invalid_tool_calls : tuple
+        What the winning branch called.
     strategy : str
         Name of the strategy, such as "self-consistency".
     branches : tuple of Branch
@@ -244,6 +293,8 @@ class ReasoningResult(Record):
     strategy: str
     branches: tuple[Branch, ...]
     winner: int
+    tool_calls: tuple[ToolCall, ...] = ()
+    invalid_tool_calls: tuple[InvalidToolCall, ...] = ()
     votes: tuple[Vote, ...] = ()
     rule: str | None = None
     verification: VerificationUsage = VerificationUsage()
@@ -251,14 +302,73 @@ class ReasoningResult(Record):
     kv: KVUsage
     timings: Timings
 
+    @property
+    def line(self) -> tuple[Branch, ...]:
+        """The branches from the prompt to the winner: one, but for a search."""
+        line: list[Branch] = []
+        at: int | None = self.winner
+        while at is not None:
+            line.append(self.branches[at])
+            at = self.branches[at].parent
+        return tuple(line[::-1])
+
+    @property
+    def thinking(self) -> str:
+        """What the winner wrote inside thinking markers."""
+        return "\n\n".join(branch.thinking for branch in self.line if branch.thinking)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the winner ended."""
+        return self.branches[self.winner].finish_reason
+
+    @property
+    def agreement(self) -> float | None:
+        """The share of the branches that voted which gave the winner's answer; None without a vote."""
+        voted = sum(len(vote.branches) for vote in self.votes)
+        mine = next((len(vote.branches) for vote in self.votes if self.winner in vote.branches), 0)
+        return mine / voted if voted else None
+
+    def evidence(self) -> dict[str, Any]:
+        """The evidence behind the answer in short, as JSON values: what frameworks keep beside a message.
+
+        - strategy, rule: what decided.
+        - branches: how many there were; votes: each answer with its weight and its branches, best first.
+        - agreement: see :attr:`agreement`; confidence: the winner's.
+        - verification: the verifier, how many branches were verified, skipped and exited early, the winner's score.
+        - tokens_reused: prompt tokens whose KV was there; kv_bytes: most KV held at once, in bytes.
+        - timings: seconds.
+        """
+        winner = self.branches[self.winner]
+        return {
+            "strategy": self.strategy,
+            "rule": self.rule,
+            "branches": len(self.branches),
+            "votes": [vote.model_dump(mode="json") for vote in self.votes],
+            "agreement": self.agreement,
+            "confidence": winner.confidence,
+            "verification": {
+                **self.verification.model_dump(include={"verifier", "verified", "skipped", "exited"}),
+                "score": winner.verdict.score if winner.verdict is not None else None,
+            },
+            "tokens_reused": self.usage.prompt_tokens_reused,
+            "kv_bytes": self.kv.peak_bytes,
+            "timings": self.timings.model_dump(),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class BranchToken:
-    """A branch grew: `text` is what became readable, possibly empty (held back)."""
+    """A branch grew: `text` and `thinking` are what became readable, possibly nothing (held back).
+
+    The texts of a branch add up to what it wrote outside and inside its thinking markers; tool calls are not shown.
+    What an answer is in the end says :class:`BranchEnd`.
+    """
 
     branch: int
     token: int
     text: str
+    thinking: str = ""
 
 
 @dataclass(frozen=True, slots=True)

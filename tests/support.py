@@ -44,7 +44,7 @@ class NumberCodec:
     def __init__(self, eos: Sequence[int] = ()) -> None:
         self.eos_token_ids = frozenset(eos)
 
-    def stream(self, stop: Sequence[str] = ()) -> NumberStream:
+    def stream(self, stop: Sequence[str] = (), *, shown: frozenset[int] = frozenset()) -> NumberStream:
         return NumberStream(stop)
 
 

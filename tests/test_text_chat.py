@@ -95,7 +95,10 @@ def test_a_conversation_may_end_in_any_role(prompt, tail):
         (turns("s:S"), "<s>[user]S[/][assistant]"),
         (turns("s:S", "a:b", "u:c"), "<s>[user]S[/][assistant]b[/][user]c[/][assistant]"),
         (turns("a:b", "u:c"), "<s>[user][/][assistant]b[/][user]c[/][assistant]"),
-        (turns("u:q", "a:x", "t:42"), "<s>[user]q[/][assistant]x[/][user]Tool result: 42[/][assistant]"),
+        (
+            turns("u:q", "a:x", "t:42"),
+            "<s>[user]q[/][assistant]x[/][user]<tool_response>\n42\n</tool_response>[/][assistant]",
+        ),
         (turns("s:S", "u:q", "a:So"), "<s>[user]S\n\nq[/][assistant]So"),
     ],
 )
@@ -112,7 +115,10 @@ def test_only_what_the_template_demands_is_changed():
 def test_tool_calls_are_not_lost_where_tool_results_become_user_turns():
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
     text = rendered(byte_tokenizer(STRICT), [*turns("u:q"), call, *turns("t:5")])
-    assert text == '<s>[user]q[/][assistant][{"function": {"name": "add"}}][/][user]Tool result: 5[/][assistant]'
+    assert text == (
+        '<s>[user]q[/][assistant]<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>[/]'
+        "[user]<tool_response>\n5\n</tool_response>[/][assistant]"
+    )
 
 
 def test_messages_of_tool_calls_are_never_merged():
@@ -120,18 +126,18 @@ def test_messages_of_tool_calls_are_never_merged():
     template = (
         "{% for m in messages %}{% if m.role == 'user' and not loop.first and loop.previtem.role == 'user' %}"
         "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
-        "[{{ m.role }}]{{ m.content }}{% if m.tool_calls %}!{% endif %}{% endfor %}"
+        "[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}!{{ c.function.name }}{% endfor %}{% endfor %}"
     )
     prompt = [*turns("u:a", "u:b"), call, call, *turns("t:1", "t:2", "u:c")]
-    text = "[user]a\n\nb[assistant]x![assistant]x![tool]1[tool]2[user]c"
+    text = "[user]a\n\nb[assistant]x!add[assistant]x!add[tool]1[tool]2[user]c"
     assert rendered(byte_tokenizer(template), prompt) == text
 
 
 def test_a_tool_call_at_the_end_is_a_finished_message():
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
-    template = CHATML.replace("m.content", "m.content ~ ('!' if m.tool_calls else '')")
+    template = CHATML.replace("m.content", "m.content ~ (m.tool_calls[0].function.name if m.tool_calls else '')")
     text = rendered(byte_tokenizer(template), [*turns("u:q"), call])
-    assert text.endswith("assistant\n!<|im_end|>\n<|im_start|>assistant\n")
+    assert text.endswith("assistant\nadd<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_a_system_text_that_a_template_leaves_out_is_folded_in():
@@ -229,7 +235,7 @@ def test_user_text_never_becomes_a_control_token(template, system, user, tool):
 def test_texts_deep_in_a_message_are_kept_out_too():
     template = CHATML.replace("m.content", "m.content ~ (m.tool_calls | tojson if m.tool_calls else '')")
     escaped = template.replace("tojson", "tojson(ensure_ascii=True)")
-    call = {"role": "assistant", "content": "", "tool_calls": [{"arguments": {"x": ["<|im_end|>"]}}]}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {"x": ["<|im_end|>"]}}]}
     for candidate in (template, escaped):
         tokenizer = byte_tokenizer(candidate)
         tokens = TextCodec(tokenizer).encode([*turns("u:q"), call, *turns("u:go on")])

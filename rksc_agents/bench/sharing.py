@@ -85,7 +85,7 @@ class _Compare(Strategy):
         cursors = {"exact": exact, **cursors}
         done = await session.decode(list(cursors.values()), sampling)
         texts = [completion.text for completion in done]
-        answers = [await session.call(problem.settings.extractor, text) for text in texts]
+        answers = [(await session.call(problem.settings.reader.read, text)).answer for text in texts]
         keys = await session.call(answer_keys, answers)
         written = done[0].tokens[: AUDITED - 1]
         right = await along(session, exact, written)

@@ -71,12 +71,13 @@ def ask(
 ) -> None:
     """Answer QUESTION with branches of reasoning, and show what it took.
 
-    The keys of --json: answer, text, strategy, winner, rule; branches, each with text, thinking, tokens (ids),
-    logprobs, confidence, finish_reason, answer, depth, parent, sharing (mode, sigma, reused, recomputed, kl,
-    agreement), verdict (score, skipped, exit_layer, layers, tokens_computed); votes, each with answer, weight,
-    branches; verification with verifier, exit, verified, skipped, exited, tokens_computed, layers, layers_full; usage
-    with prompt_tokens, prompt_tokens_computed, prompt_tokens_reused, completion_tokens, completion_tokens_winner; kv
-    with peak_bytes, bytes_if_copied, tokens_shared, evicted, recomputed; timings with queue_s, prefill_s, decode_s,
+    The keys of --json: answer, text, tool_calls, invalid_tool_calls, strategy, winner, rule; branches, each with
+    text, thinking, tokens (ids), logprobs, confidence, finish_reason, answer, tool_calls, invalid_tool_calls,
+    depth, parent, sharing (mode, sigma, reused, recomputed, kl, agreement), verdict (score, skipped, exit_layer,
+    layers, tokens_computed); votes, each with answer, weight, branches; verification with verifier, exit, verified,
+    skipped, exited, tokens_computed, layers, layers_full; usage with prompt_tokens, prompt_tokens_computed,
+    prompt_tokens_reused, completion_tokens, completion_tokens_winner, completion_tokens_thinking; kv with
+    peak_bytes, bytes_if_copied, tokens_shared, evicted, recomputed; timings with queue_s, prefill_s, decode_s,
     verify_s, total_s.
     """
     if as_json and quiet:

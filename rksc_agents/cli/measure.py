@@ -129,3 +129,37 @@ def exits(
             progress=show,
         )
     common.print_lines([json.dumps(found)] if as_json else lines(found))
+
+
+@bench.command("tools")
+def tools(
+    *,
+    data: Annotated[
+        Path, typer.Option(metavar="FILE", help="Tasks, one JSON object per line: question, tools, answer, accept.")
+    ],
+    model: Model = common.DEFAULT_MODEL,
+    limit: Annotated[int | None, typer.Option(min=1, help="Tasks at most.")] = None,
+    branches: Annotated[int, typer.Option(min=1, max=1024, help="Branches that vote.")] = 5,
+    temperature: Annotated[float, typer.Option(min=0, help="Of the branches that vote.")] = 0.7,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a branch at most.")] = 160,
+    as_json: common.AsJson = False,
+) -> None:
+    """Force a tool call for each task, by one greedy branch and by a vote, and count which are valid and right.
+
+    The keys of --json: model, tasks; rows, each with strategy, branches, temperature, valid, right (counts), agreement
+    (mean share of the branches that gave the winning call).
+    """
+    from rksc_agents.bench import tools as measuring
+
+    tasks = measuring.read_tasks(data, limit)
+    common.quiet_unless_watched()
+    with common.progress_bars() as show:
+        found = measuring.bench_tools(
+            model,
+            tasks,
+            branches=branches,
+            temperature=temperature,
+            tokens=tokens,
+            progress=None if show is None else partial(show, "tasks"),
+        )
+    common.print_lines([json.dumps(found)] if as_json else measuring.lines(found))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rksc_agents.cache.tree import Node
+from rksc_agents.model.constraint import Constraint
 from rksc_agents.types import FinishReason
 
 
@@ -47,9 +48,11 @@ class Cursor:
         How good the branch is, from 0 to 1; None where nobody has said.
     graft : Graft or None
         Set where the prompt took KV from another one at other positions, so that it is not exact.
+    constraint : Constraint or None
+        Where the sequence stands in the grammar that its continuation must follow; never changed, only forked.
     """
 
-    __slots__ = ("depth", "graft", "logits", "node", "released", "score", "tokens")
+    __slots__ = ("constraint", "depth", "graft", "logits", "node", "released", "score", "tokens")
 
     def __init__(self, tokens: tuple[int, ...], node: Node, logits: Tensor | None = None, depth: int = 0) -> None:
         self.tokens = tokens
@@ -59,6 +62,7 @@ class Cursor:
         self.released = False
         self.score: float | None = None
         self.graft: Graft | None = None
+        self.constraint: Constraint | None = None
 
     @property
     def ready(self) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from rksc_agents.engine.cursor import Cursor
 from rksc_agents.engine.jobs import DecodeJob, Row
@@ -82,8 +85,9 @@ class Decodes:
             base=cursor,
             node=cursor.node,
             state=RowState(job.sampling, job.generators[index], history),
-            stream=self.codec.stream(job.sampling.stop),
+            stream=self.codec.stream(job.sampling.stop, shown=job.shown),
             most=min(job.sampling.max_tokens, self.context - len(cursor.tokens)),
+            constraint=cursor.constraint.fork() if cursor.constraint is not None else None,
         )
 
     def run(self, job: DecodeJob) -> Run:
@@ -97,9 +101,15 @@ class Decodes:
         if job.logits is None:
             return
         logits, job.logits = job.logits, None
-        drawn = self.sampler.sample(logits, [row.state for row in job.rows])
-        scores = job.score(logits.float().log_softmax(-1)).tolist()
-        for row, token, logprob, score in zip(job.rows, drawn.tokens, drawn.logprobs, scores, strict=True):
+        drawn = self.sampler.sample(logits, [row.state for row in job.rows], _allowed(job.rows, logits))
+        every = logits.float().log_softmax(-1)
+        tokens = [_taken(row, token) for row, token in zip(job.rows, drawn.tokens, strict=True)]
+        logprobs = [
+            known if token == kept else every[at, kept].item()
+            for at, (token, kept, known) in enumerate(zip(drawn.tokens, tokens, drawn.logprobs, strict=True))
+        ]
+        scores = job.score(every).tolist()
+        for row, token, logprob, score in zip(job.rows, tokens, logprobs, scores, strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
             row.scores.append(score)
@@ -118,6 +128,8 @@ class Decodes:
         text = row.stream.push(token)
         if row.stream.stopped:
             row.finish_reason = "stop"
+        elif row.constraint is not None and row.constraint.done:  # the model could only end it now
+            row.finish_reason = "eos"
         elif len(row.tokens) >= row.most:
             row.finish_reason = "length"
         elif job.doubt is not None and job.doubt(row.scores, row.logprobs):
@@ -141,7 +153,7 @@ class Decodes:
             tree.ref(node)
             tree.unpin(row.node)
             cursor = Cursor(row.base.tokens + tuple(row.tokens), node, None, depth)
-            cursor.graft = row.base.graft
+            cursor.graft, cursor.constraint = row.base.graft, row.constraint
             job.ledger.cursors.add(cursor)
             job.finished.put_nowait(row.completion(row.finish_reason, cursor))
         if not job.rows:
@@ -161,3 +173,19 @@ class Decodes:
         assert job.tail is not None
         ends = [row.node for row in job.rows] + job.ledger.finished()
         self.space.saw(job.ledger, ends, job.tail.nbytes)
+
+
+def _taken(row: Row, token: int) -> int:
+    """The row's next token: the one that was drawn, or one that ends its grammar in time."""
+    return token if row.constraint is None else row.constraint.take(token, row.most - len(row.tokens))
+
+
+def _allowed(rows: Sequence[Row], logits: Tensor) -> Tensor | None:
+    """The tokens that each row's grammar allows, [rows, vocabulary]; None where no row has one."""
+    if all(row.constraint is None for row in rows):
+        return None
+    allowed = torch.ones(logits.shape, dtype=torch.bool)
+    for at, row in enumerate(rows):
+        if row.constraint is not None:
+            allowed[at] = torch.from_numpy(row.constraint.mask(logits.shape[-1]))
+    return allowed.to(logits.device)

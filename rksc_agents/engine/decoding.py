@@ -54,6 +54,7 @@ class Decoding:
         score: Score,
         on_token: OnToken | None,
         doubt: Doubt | None,
+        shown: frozenset[int],
     ) -> None:
         self._work = work
         self._cursors = cursors
@@ -62,6 +63,7 @@ class Decoding:
         self._score = score
         self._on_token = on_token
         self._doubt = doubt
+        self._shown = shown
         self._job: DecodeJob | None = None
         self._done: dict[int, Completion] = {}
         self.completions: list[Completion] = []
@@ -119,6 +121,7 @@ class Decoding:
             on_token=self._on_token,
             finished=asyncio.Queue(),
             doubt=self._doubt,
+            shown=self._shown,
         )
         self._work.scheduler.add(job)
         self._job = job

@@ -14,6 +14,7 @@ from rksc_agents.cache.tree import Node
 from rksc_agents.config import Sampling
 from rksc_agents.engine.cursor import Completion, Cursor
 from rksc_agents.engine.ledger import Ledger
+from rksc_agents.model.constraint import Constraint
 from rksc_agents.model.protocol import RunningTail
 from rksc_agents.model.sampling import RowState
 from rksc_agents.model.text import TextStream
@@ -64,6 +65,7 @@ class Row:
     state: RowState
     stream: TextStream
     most: int
+    constraint: Constraint | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
@@ -83,6 +85,7 @@ class DecodeJob:
     `score` maps log-probabilities [rows, vocabulary] to a score per row, kept for each token.
     `doubt` is asked after each token whether a row that could go on should rather end.
     `finished` receives each row's end, or an error that ends the job.
+    `shown` are special tokens whose text is kept.
     """
 
     ledger: Ledger
@@ -93,6 +96,7 @@ class DecodeJob:
     on_token: OnToken | None
     finished: asyncio.Queue[Completion | BaseException]
     doubt: Doubt | None = None
+    shown: frozenset[int] = frozenset()
     rows: list[Row] = field(default_factory=list)
     tail: RunningTail | None = None
     logits: Tensor | None = None

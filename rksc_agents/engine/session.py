@@ -149,7 +149,7 @@ class Session:
         if cursor.graft is None:
             return cursor
         fresh = await self._work.prefill(cursor.tokens[:-1], depth=cursor.depth, why="continue")
-        fresh.tokens, fresh.logits = cursor.tokens, None
+        fresh.tokens, fresh.logits, fresh.constraint = cursor.tokens, None, cursor.constraint
         return fresh
 
     def fork(self, cursor: Cursor, n: int) -> list[Cursor]:
@@ -158,7 +158,7 @@ class Session:
             raise ConfigError("a released cursor cannot be forked: release it after its last use")
         forks = [Cursor(cursor.tokens, cursor.node, cursor.logits, cursor.depth) for _ in range(n)]
         for fork in forks:
-            fork.graft = cursor.graft
+            fork.graft, fork.constraint = cursor.graft, cursor.constraint
             self._work.scheduler.tree.ref(fork.node)
         self.ledger.cursors.update(forks)
         return forks
@@ -171,8 +171,9 @@ class Session:
         score: Score = top_probability,
         on_token: OnToken | None = None,
         doubt: Doubt | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> Decoding:
-        """Decode from each cursor, one branch each; see :class:`Decoding`.
+        """Decode from each cursor, one branch each, within its grammar if it has one; see :class:`Decoding`.
 
         Parameters
         ----------
@@ -187,13 +188,17 @@ class Session:
         doubt : callable or None
             Called in the engine's thread after each token that does not end its branch, with the branch's scores and
             log-probabilities so far; true ends the branch with the finish reason "unsure". Must not block.
+        shown : frozenset of int, default empty
+            Special tokens whose text is kept, such as the markers of tool calls.
         """
         if any(cursor.released for cursor in cursors):
             raise ConfigError("a released cursor cannot be decoded: release it after its last use")
         first = self._next_generator
         self._next_generator += len(cursors)
         generators = [Sampler.generator(sampling.seed, first + i) for i in range(len(cursors))]
-        return Decoding(self._work, list(cursors), sampling, generators, score=score, on_token=on_token, doubt=doubt)
+        return Decoding(
+            self._work, list(cursors), sampling, generators, score=score, on_token=on_token, doubt=doubt, shown=shown
+        )
 
     async def decode(
         self,

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from rksc_agents.errors import ConfigError
+from rksc_agents.model.shapes import Message, as_parts, shapes
+from rksc_agents.model.tools import Tool, ToolFormat, format_of
+from rksc_agents.model.tools.hermes import instructions
+from rksc_agents.model.tools.history import as_text, told
 from rksc_agents.types import Prompt
 
-Message = dict[str, Any]
-
 ROLES = ("system", "user", "assistant", "tool")
-_LABELS = {"user": "User: ", "assistant": "Assistant: ", "tool": "Tool: ", "system": ""}
+_PROBE = "\U0010fffe{}\U0010fffe"  # no text has this noncharacter
+_LABELS = {"user": "User: ", "assistant": "Assistant: ", "system": ""}
 
 
 def conversation(prompt: Prompt) -> list[Message]:
@@ -75,44 +80,61 @@ def _part(where: str, part: object) -> str:
     return cast(str, part["text"])
 
 
-def plain(messages: Sequence[Message]) -> str:
+def plain(messages: Sequence[Message], format: ToolFormat) -> str:
     """Render a conversation for a model without a chat template.
 
-    System text stands first on its own, then come lines ``User: ...``, ``Assistant: ...`` and ``Tool: ...``;
-    the end is ``Assistant:``, or the text of a last message of the assistant.
+    System text stands first on its own, then come lines ``User: ...`` and ``Assistant: ...``; the end is
+    ``Assistant:``, or the text of a last message of the assistant. Tool calls are the assistant's text, results the
+    user's.
     """
     text = "".join(
         _LABELS[message["role"]] + message["content"] + ("\n\n" if message["role"] == "system" else "\n")
-        for message in map(_spell_calls, messages)
+        for message in (as_text(message, format) for message in messages)
     )
     return text[:-1] if continues(messages) else text + "Assistant:"
 
 
 def continues(messages: Sequence[Message]) -> bool:
-    """Say whether the answer continues a last message of the assistant."""
-    return messages[-1]["role"] == "assistant" and bool(messages[-1]["content"])
+    """Say whether the answer continues a last message of the assistant; one that calls tools is finished."""
+    last = messages[-1]
+    return last["role"] == "assistant" and bool(last["content"]) and not last.get("tool_calls")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A rendered conversation, and how many of its tools, and of its texts and calls, are missing from it."""
+
+    text: str
+    unoffered: int = 0
+    lost: int = 0
 
 
 class Template:
-    """The chat template of a tokenizer, with what it takes to feed it any conversation.
+    """The chat template of a tokenizer, with what it takes to feed it any conversation and any tools.
 
-    A conversation is tried as it is. Where the template raises or leaves out a system or user text,
-    adjacent messages of one role are merged, then the system text is folded into the first user
-    turn, then tool results become user turns. Templates for several media, which read a list of
-    parts only, get one.
+    A conversation is tried as it is. Where the template raises or leaves something out, the plainer
+    :func:`~rksc_agents.model.shapes.shapes` are tried. Templates for several media, which read a list of parts only,
+    get one. Tools are offered by the template where it knows how the model calls them, else by a system text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._warned = False
+        self._warned: set[str] = set()
 
-    def render(self, messages: Sequence[Message], *, thinking: bool = True) -> str:
+    @property
+    def format(self) -> ToolFormat:
+        """How the template teaches the model to call tools."""
+        return format_of(str(self._tokenizer.chat_template or ""))
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), thinking: bool = True) -> str:
         """Return the conversation as the template writes it, ready for the model's turn.
 
         Parameters
         ----------
         messages : sequence of Message
-            The conversation.
+            The conversation, its tool calls normalized.
+        tools : sequence of Tool, default ()
+            What can be called.
         thinking : bool, default True
             False asks templates that can to open the turn without thinking (``enable_thinking``).
 
@@ -121,45 +143,85 @@ class Template:
         ConfigError
             The template rejects the conversation in every shape.
         """
-        texts = [message["content"].strip() for message in messages if message["role"] in {"system", "user"}]
-        incomplete: str | None = None
+        if tools and self.format.native:
+            found, _ = self._best(messages, tools, thinking)
+            if found is not None and not found.unoffered:
+                return self._said(found)
+            self._warn("the chat template mentions tools but leaves them out: they are told as a system text")
+        if tools:
+            messages = told(messages, instructions(tools))
+        found, cause = self._best(messages, (), thinking)
+        if found is None:
+            raise ConfigError(
+                f"the chat template rejects a conversation of the roles "
+                f"{', '.join(message['role'] for message in messages)}: {cause}; change the order of the messages, "
+                "or set another tokenizer.chat_template"
+            ) from cause
+        return self._said(found)
+
+    def _best(
+        self, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool
+    ) -> tuple[_Rendered | None, Exception | None]:
+        """The first rendering from which least is missing, and what the template rejected first."""
+        texts = {message["content"].strip() for message in messages if message["role"] != "assistant"}
+        best: _Rendered | None = None
         cause: Exception | None = None
-        for shape in _shapes(messages):
-            for candidate in (shape, _as_parts(shape)):
+        more = continues(messages)
+        for shape in shapes(messages, self.format):
+            for candidate in (shape, as_parts(shape)):
                 try:
-                    text = self._apply(candidate, thinking)
+                    text = self._apply(candidate, tools, more, thinking)
+                    unoffered, unmade = self._unnamed(candidate, tools, more, thinking)
                 except TemplateError as error:
                     cause = cause or error
                     break
                 except (TypeError, ValueError) as error:
                     cause = cause or error
                     continue
-                if all(part in text for part in texts) and "'type': 'text'" not in text:
-                    return text
-                incomplete = incomplete or text
-        if incomplete is None:
-            raise ConfigError(
-                f"the chat template rejects a conversation of the roles "
-                f"{', '.join(message['role'] for message in messages)}: {cause}; change the order of the messages, "
-                "or set another tokenizer.chat_template"
-            ) from cause
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                "the chat template leaves out or changes a system or user text: look at tokenizer.chat_template",
-                stacklevel=4,
-            )
-        return incomplete
+                lost = unmade + sum(not _holds(text, part) for part in texts)
+                lost += "'type': 'text'" in text  # a list of parts, written as it is
+                if not lost and not unoffered:
+                    return _Rendered(text), cause
+                if best is None or (unoffered, lost) < (best.unoffered, best.lost):
+                    best = _Rendered(text, unoffered, lost)
+        return best, cause
 
-    def _apply(self, messages: list[Message], thinking: bool) -> str:
-        if not continues(messages):
-            return self._call(messages, **({} if thinking else {"enable_thinking": False}))
+    def _unnamed(self, messages: list[Message], tools: Sequence[Tool], more: bool, thinking: bool) -> tuple[int, int]:
+        """How many tools and calls the template leaves out: those whose names are not found when they are others."""
+        names = map(_PROBE.format, itertools.count())
+        probes = [replace(tool, name=next(names)) for tool in tools]
+        probed = [
+            {**message, "tool_calls": [_renamed(call, next(names)) for call in message["tool_calls"]]}
+            if message.get("tool_calls")
+            else message
+            for message in messages
+        ]
+        called = [call["function"]["name"] for message in probed for call in message.get("tool_calls") or ()]
+        if not probes and not called:
+            return 0, 0
+        text = self._apply(probed, probes, more, thinking)
+        return sum(not _holds(text, tool.name) for tool in probes), sum(not _holds(text, name) for name in called)
+
+    def _said(self, found: _Rendered) -> str:
+        if found.lost:
+            self._warn("the chat template leaves out or changes a text of the conversation: look at its chat_template")
+        return found.text
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, stacklevel=5)
+
+    def _apply(self, messages: list[Message], tools: Sequence[Tool], more: bool, thinking: bool) -> str:
+        variables: dict[str, Any] = {"tools": [tool.function() for tool in tools]} if tools else {}
+        if not more:
+            return self._call(messages, **variables, **({} if thinking else {"enable_thinking": False}))
         try:
-            return self._call(messages, continued=True)
+            return self._call(messages, continued=True, **variables)
         except ValueError:  # the template rewrites the last message, so its end cannot be found
             if len(messages) == 1 or not isinstance(messages[-1]["content"], str):
                 raise
-            return self._call(messages[:-1]) + messages[-1]["content"]
+            return self._call(messages[:-1], **variables) + messages[-1]["content"]
 
     def _call(self, messages: list[Message], *, continued: bool = False, **variables: Any) -> str:
         text = self._tokenizer.apply_chat_template(
@@ -168,70 +230,10 @@ class Template:
         return cast(str, text)
 
 
-def _shapes(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """The conversation as it is, then in ever plainer shapes; each only once."""
-    shape = list(messages)
-    yield shape
-    for plainer in (_merge, _fold_system, _fold_tools):
-        changed = plainer(shape)
-        if changed != shape:
-            shape = changed
-            yield shape
+def _renamed(call: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {**call, "function": {**call["function"], "name": name}}
 
 
-def _merge(messages: list[Message]) -> list[Message]:
-    """Join adjacent messages of one role, except those that belong to tool calls."""
-    merged: list[Message] = []
-    for message in messages:
-        last = merged[-1] if merged else None
-        if last and last["role"] == message["role"] and not (_of_tools(last) or _of_tools(message)):
-            merged[-1] = {**last, "content": _join(last["content"], message["content"])}
-        else:
-            merged.append(message)
-    return merged
-
-
-def _of_tools(message: Message) -> bool:
-    return message["role"] == "tool" or bool(message.get("tool_calls"))
-
-
-def _join(*texts: str) -> str:
-    return "\n\n".join(filter(None, texts))
-
-
-def _fold_system(messages: list[Message]) -> list[Message]:
-    """Write the leading system text into the first user turn; a later one becomes a user turn."""
-    first = next((k for k, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    system = _join(*(message["content"] for message in messages[:first]))
-    rest = [{**message, "role": "user"} if message["role"] == "system" else message for message in messages[first:]]
-    if system:
-        user = next((k for k, message in enumerate(rest) if message["role"] == "user"), None)
-        if user is None or user > 0:
-            rest.insert(0, {"role": "user", "content": system})
-        else:
-            rest[user] = {**rest[user], "content": _join(system, rest[user]["content"])}
-    return _merge(rest)
-
-
-def _fold_tools(messages: list[Message]) -> list[Message]:
-    """Tool results as user turns, tool calls as text, and a user turn first."""
-    folded = [
-        {"role": "user", "content": "Tool result: " + message["content"]} if message["role"] == "tool" else spelled
-        for message, spelled in zip(messages, map(_spell_calls, messages), strict=True)
-    ]
-    if folded[0]["role"] == "assistant":
-        folded.insert(0, {"role": "user", "content": ""})
-    return _merge(folded)
-
-
-def _spell_calls(message: Message) -> Message:
-    if not message.get("tool_calls"):
-        return message
-    calls = json.dumps(message["tool_calls"], ensure_ascii=False, default=str)
-    spelled = {**message, "content": _join(message["content"], calls)}
-    del spelled["tool_calls"]
-    return spelled
-
-
-def _as_parts(messages: list[Message]) -> list[Message]:
-    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+def _holds(text: str, part: str) -> bool:
+    """Whether a part stands in a text, as it is or as JSON."""
+    return part in text or any(json.dumps(part, ensure_ascii=ascii)[1:-1] in text for ascii in (False, True))

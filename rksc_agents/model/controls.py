@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
 from rksc_agents.errors import ConfigError
-from rksc_agents.model.chat import Message
+from rksc_agents.model.shapes import Message
 from rksc_agents.model.thinking import CLOSE_TOKENS, OPEN_TOKENS
+from rksc_agents.model.tools.spec import Tool
 
 THINKING = OPEN_TOKENS | CLOSE_TOKENS
 
@@ -66,7 +67,32 @@ class Controls:
     def mark(self, message: Message, marks: tuple[str, str]) -> Message:
         """Return `message` with the control tokens in all its texts marked."""
         finder = self._without_thinking if message["role"] == "assistant" else self._all
-        return {key: value if key == "role" else self._mark(value, marks, finder) for key, value in message.items()}
+        marked = {key: value if key == "role" else self._mark(value, marks, finder) for key, value in message.items()}
+        if "tool_calls" in message:
+            marked["tool_calls"] = self.mark_values(message["tool_calls"], marks)
+        return marked
+
+    def mark_values(self, value: Any, marks: tuple[str, str]) -> Any:
+        """Return a nested value, such as the tools, with the control tokens in all its texts and keys marked."""
+        if isinstance(value, Mapping):
+            return {
+                key if key.isidentifier() else self.mark_text(key, marks): self.mark_values(item, marks)  # "type", ...
+                for key, item in value.items()
+            }
+        if isinstance(value, (list, tuple)):
+            return [self.mark_values(item, marks) for item in value]
+        return self._mark(value, marks, self._all)
+
+    def mark_tools(self, tools: Sequence[Tool], marks: tuple[str, str]) -> list[Tool]:
+        """Return tools with the control tokens in all their texts marked."""
+        return [
+            Tool(
+                self.mark_text(tool.name, marks),
+                self.mark_text(tool.description, marks),
+                self.mark_values(tool.parameters, marks),
+            )
+            for tool in tools
+        ]
 
     def mark_text(self, text: str, marks: tuple[str, str]) -> str:
         """Return `text` with its control tokens marked."""

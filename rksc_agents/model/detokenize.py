@@ -71,6 +71,12 @@ class Detokenizer:
         return ""
 
 
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`, and not all of it."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
 class StopMatcher:
     """Pass text on up to the first stop text, holding back what could become one.
 
@@ -96,7 +102,7 @@ class StopMatcher:
             self.stopped = True
             self._held = ""
             return buffer[: min(found)]
-        hold = max((self._overlap(buffer, stop) for stop in self._stops), default=0)
+        hold = max((overlap(buffer, stop) for stop in self._stops), default=0)
         certain = len(buffer) - hold
         self._held = buffer[certain:]
         return buffer[:certain]
@@ -105,12 +111,6 @@ class StopMatcher:
         """Return what was held back."""
         held, self._held = self._held, ""
         return held
-
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Length of the longest end of `text` that is a beginning of `stop`."""
-        longest = min(len(text), len(stop) - 1)
-        return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class TextStream:

@@ -102,7 +102,7 @@ class Sampler:
         digest = hashlib.blake2b(f"{seed}/{branch}".encode(), digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
-    def sample(self, logits: Tensor, rows: Sequence[RowState]) -> Drawn:
+    def sample(self, logits: Tensor, rows: Sequence[RowState], allowed: Tensor | None = None) -> Drawn:
         """Draw one token for each row.
 
         The filters come in the order of transformers: repetition penalty, temperature, top_k, top_p, min_p.
@@ -115,6 +115,8 @@ class Sampler:
             The model's raw logits in any float dtype; they are left as they are.
         rows : sequence of RowState
             One for each row of `logits`.
+        allowed : Tensor or None, [rows, vocabulary], bool
+            The tokens that may be drawn, at least one in each row; None for all.
 
         Returns
         -------
@@ -137,6 +139,8 @@ class Sampler:
         for members in _groups(rows):
             where = torch.tensor(members, device=logits.device)
             part = logits if len(members) == len(rows) else logits[where]
+            if allowed is not None:
+                part = part.masked_fill(~allowed[where], float("-inf"))
             tokens[where, 0] = _draw_group(part, [rows[member] for member in members])
         drawn = Drawn(tokens.squeeze(-1).tolist(), (logits.gather(-1, tokens) - normalizer).squeeze(-1).tolist())
         for row, token in zip(rows, drawn.tokens, strict=True):

@@ -13,9 +13,11 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from rksc_agents.errors import ConfigError
-from rksc_agents.model.chat import Message, Template, continues, conversation, plain
+from rksc_agents.model.chat import Template, continues, conversation, plain
+from rksc_agents.model.constraint import Grammars
 from rksc_agents.model.controls import THINKING, Controls, is_control, unused_characters
 from rksc_agents.model.detokenize import TextStream
+from rksc_agents.model.shapes import Message
 from rksc_agents.model.thinking import (
     CLOSE_TOKENS,
     HARMONY_TOKENS,
@@ -24,6 +26,10 @@ from rksc_agents.model.thinking import (
     ends_inside,
     split_thinking,
 )
+from rksc_agents.model.tools import Tool, ToolFormat
+from rksc_agents.model.tools.hermes import instructions
+from rksc_agents.model.tools.history import normalized, told
+from rksc_agents.model.tools.mistral import ARGS, Mistral, MistralArgs
 from rksc_agents.types import Prompt
 
 __all__ = ["TextCodec", "TextStream", "split_thinking"]
@@ -66,7 +72,7 @@ class TextCodec:
             added = {token.content: (number, token) for number, token in tokenizer.added_tokens_decoder.items()}
         except NotImplementedError:  # mistral-common's tokenizer has none
             added = {}
-        self._added = {content: number for content, (number, _) in added.items()}
+        self.added = self._added = {content: number for content, (number, _) in added.items()}
         harmony = HARMONY_TOKENS if {"<|channel|>", "<|message|>"} <= added.keys() else frozenset()
         shown = {self._added[content] for content in (THINKING | harmony) & added.keys()}
         special = {content: number for content, (number, token) in added.items() if token.special}
@@ -77,6 +83,7 @@ class TextCodec:
         own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.eos_token_ids: frozenset[int] = frozenset(chain(own, eos_token_ids, ends))
         self._template = Template(tokenizer)
+        self.grammars = Grammars(tokenizer, self.eos_token_ids)
         self._warned = False
         self._controls: tuple[object, Controls] | None = None
         self._normalized = [content for content, (_, token) in added.items() if token.normalized]
@@ -98,36 +105,57 @@ class TextCodec:
             vocabulary = self._tokenizer.get_vocab()
         return frozenset(number for text, number in vocabulary.items() if any(map(str.isnumeric, text)))
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes tool calls."""
+        if self._tokenizer.chat_template is None and self._writes_itself:
+            return MistralArgs() if ARGS in self._special else Mistral()
+        return self._template.format
+
+    @property
+    def tool_tokens(self) -> frozenset[int]:
+        """The special tokens whose text tool calls are read by."""
+        known = self.added | self._special
+        return frozenset(known[text] for text in self.tool_format.tokens if text in known)
+
+    def encode(self, prompt: Prompt, tools: Sequence[Tool] = ()) -> tuple[int, ...]:
         """Return the token ids of a prompt, ready for the model's turn.
 
-        A text is one user turn. A last message of the assistant is continued. Control tokens in messages
-        become ordinary text; thinking markers in the assistant's own messages stay markers. Without a
-        chat template a text is encoded as it is, as base models continue text, and a conversation as
+        A text is one user turn. A last message of the assistant is continued, unless it calls tools. Control tokens
+        in messages and tools become ordinary text; thinking markers in the assistant's own messages stay markers.
+        Without a chat template a text is encoded as it is, as base models continue text, and a conversation as
         lines ``User: ...`` and ``Assistant: ...``; a warning says so once.
+
+        Parameters
+        ----------
+        prompt : str or sequence of messages
+            The question or the conversation.
+        tools : sequence of Tool, default ()
+            What the model may call. The chat template offers them, or a system text does where the template teaches no
+            way of calling that is known here, or leaves them out (a warning says that once).
 
         Raises
         ------
         ConfigError
-            The prompt is empty or malformed, or the chat template rejects it.
+            The prompt is empty or malformed, or the chat template rejects it in every shape.
         """
-        messages = conversation(prompt)
+        messages = normalized(conversation(prompt), self.tool_format)
         with self._lock:
             if self._tokenizer.chat_template is not None:
-                return self._encode_chat(messages)
+                return self._encode_chat(messages, tools)
             if self._writes_itself:
-                return self._encode_by_tokenizer(messages)
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    "the tokenizer has no chat template: a text is continued as it is, a conversation is written as "
-                    "lines 'User: ...' and 'Assistant: ...'; set tokenizer.chat_template for a chat model",
-                    stacklevel=2,
-                )
+                return self._encode_by_tokenizer(messages, tools)
+            self._warn_once(
+                "the tokenizer has no chat template: a text is continued as it is, a conversation is written as lines "
+                "'User: ...' and 'Assistant: ...'; set tokenizer.chat_template for a chat model"
+            )
             controls = self._control_tokens()
-            marks = unused_characters(messages)
+            marks = unused_characters([messages, [tool.function() for tool in tools]])
             marked = [controls.mark(message, marks) for message in messages]
-            text = marked[0]["content"] if isinstance(prompt, str) else plain(marked)
+            if tools:
+                marked = told(marked, instructions(controls.mark_tools(tools, marks)))
+            conversed = len(marked) > 1 or not isinstance(prompt, str)
+            text = plain(marked, self.tool_format) if conversed else marked[0]["content"]
             return self._bos() + controls.encode(text, marks)
 
     def follow_up(self, prompt: Prompt, request: str, after: Sequence[int]) -> tuple[int, ...]:
@@ -145,7 +173,7 @@ class TextCodec:
         after : sequence of int
             The sequence that the ids are to follow; the token that ended the assistant's turn is not repeated.
         """
-        messages = conversation(prompt)
+        messages = normalized(conversation(prompt), self.tool_format)
         if continues(messages):
             messages = messages[:-1]
         if self._tokenizer.chat_template is None and self._writes_itself:
@@ -163,7 +191,7 @@ class TextCodec:
             if self._tokenizer.chat_template is not None:
                 text = self._template.render(marked, thinking=False)
             else:
-                text = plain(marked)
+                text = plain(marked, self.tool_format)
             _, found, rest = text.rpartition(written)
             if not found:
                 raise ConfigError(
@@ -184,13 +212,19 @@ class TextCodec:
             marks = unused_characters(text)
             return controls.encode(controls.mark_text(text, marks), marks)
 
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of `tokens`, without special tokens (thinking markers stay) unless told otherwise."""
+    def decode(
+        self, tokens: Sequence[int], skip_special_tokens: bool = True, *, shown: frozenset[int] = frozenset()
+    ) -> str:
+        """Return the text of `tokens`, without special tokens unless told otherwise.
+
+        Thinking markers, and the special tokens in `shown`, stay.
+        """
         if skip_special_tokens:
-            return self._decode([token for token in tokens if token not in self._skipped])
+            skipped = self._skipped - shown
+            return self._decode([token for token in tokens if token not in skipped])
         return self._decode(list(tokens))
 
-    def stream(self, stop: Sequence[str] = ()) -> TextStream:
+    def stream(self, stop: Sequence[str] = (), *, shown: frozenset[int] = frozenset()) -> TextStream:
         """Return a new stream that turns one branch's tokens into text, up to one of the texts `stop`.
 
         A stop text that is a special token ends the text at that token.
@@ -198,7 +232,7 @@ class TextCodec:
         if isinstance(stop, str) or "" in stop:
             raise ConfigError(f"stop = {stop!r}: give a sequence of texts, none of them empty")
         special = {self._special[text.strip()] for text in stop if text.strip() in self._special}
-        return TextStream(self._decode, skipped=self._skipped, stop=tuple(stop), stop_tokens=special)
+        return TextStream(self._decode, skipped=self._skipped - shown, stop=tuple(stop), stop_tokens=special)
 
     def opens_thinking(self, tokens: Sequence[int]) -> bool:
         """Say whether a rendered prompt ends inside a thinking block, so that the answer starts in it."""
@@ -220,22 +254,33 @@ class TextCodec:
             text = self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return cast(str, text)
 
-    def _encode_chat(self, messages: list[Message]) -> tuple[int, ...]:
+    def _encode_chat(self, messages: list[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         controls = self._control_tokens()
-        marks = unused_characters(messages)
-        text = self._template.render([controls.mark(message, marks) for message in messages])
+        marks = unused_characters([messages, [tool.function() for tool in tools]])
+        marked = [controls.mark(message, marks) for message in messages]
+        text = self._template.render(marked, tools=controls.mark_tools(tools, marks))
         for mark in marks:  # a template that writes JSON in ASCII escapes them
             text = text.replace(f"\\u{ord(mark):x}", mark)
         tokens = controls.encode(text, marks)
         bos = self._tokenizer.bos_token_id
         return tokens[1:] if bos is not None and tokens[:2] == (bos, bos) else tokens
 
-    def _encode_by_tokenizer(self, messages: list[Message]) -> tuple[int, ...]:
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(text, stacklevel=3)
+
+    def _encode_by_tokenizer(self, messages: list[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         """For tokenizers that write conversations themselves, token by token, as mistral-common's does."""
         more = continues(messages)
         try:
             encoded = self._tokenizer.apply_chat_template(
-                messages, tokenize=True, return_dict=True, continue_final_message=more, add_generation_prompt=not more
+                messages,
+                tools=[tool.function() for tool in tools] or None,
+                tokenize=True,
+                return_dict=True,
+                continue_final_message=more,
+                add_generation_prompt=not more,
             )
         except Exception as error:  # its error types are its own
             raise ConfigError(f"the tokenizer rejects the conversation: {error}") from error

@@ -25,6 +25,9 @@ CLOSE_TOKENS = frozenset(closing for _, closing in PAIRS)
 HARMONY_TOKENS = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|end|>"})
 """Tokens of gpt-oss that separate channels; special tokens only where all of them are defined."""
 
+MARKERS = (*OPEN_TOKENS, *CLOSE_TOKENS, PAIRS[-1][0], *HARMONY_TOKENS)
+"""All texts that mark where thinking begins or ends."""
+
 _HARMONY_OPENING = "<|channel|>analysis<|message|>"
 _CLOSING_OF = dict(PAIRS)
 _OPENING = re.compile("|".join(re.escape(opening) for opening, _ in PAIRS))
@@ -74,6 +77,36 @@ def split_thinking(text: str, *, opened: bool = False) -> tuple[str, str]:
     thoughts += more
     answer.append(rest.lstrip() if thoughts else rest)
     return "\n\n".join(filter(None, (thought.strip() for thought in thoughts))), "".join(answer)
+
+
+def settled(text: str, *, opened: bool = False) -> int:
+    """How much of a growing `text` is thinking or answer for certain, whatever follows.
+
+    The rest begins with an opening marker in the middle of a line, whose block may never be closed, or with a header of
+    gpt-oss that is not complete.
+    """
+    first = min((at for at in map(text.find, HARMONY_TOKENS) if at >= 0), default=-1)
+    if first >= 0:
+        if "<|channel|>" not in text or "<|message|>" not in text:
+            return first
+        header = max(text.rfind("<|start|>"), text.rfind("<|channel|>"), text.rfind("<|end|>"))
+        begun = max(text.rfind("<|start|>", 0, header), text.rfind("<|end|>", 0, header))
+        if begun >= 0 and "<|message|>" not in text[begun:header]:
+            header = begun
+        if "<|message|>" in text[header:]:
+            return len(text)
+        return header if "<|channel|>" in text[:header] and "<|message|>" in text[:header] else first
+    position = 0
+    if opened:
+        closing = _CLOSING.search(text)
+        position = closing.end() if closing else len(text)
+    while opening := _OPENING.search(text, position):
+        end = text.find(_CLOSING_OF[opening.group()], opening.end())
+        if end < 0:
+            midline = text[text.rfind("\n", 0, opening.start()) + 1 : opening.start()].strip()
+            return opening.start() if midline else len(text)
+        position = end + len(_CLOSING_OF[opening.group()])
+    return len(text)
 
 
 def ends_inside(text: str, openings: frozenset[str]) -> bool:

@@ -41,7 +41,7 @@ def claims_of(problem: Problem, indices: Sequence[int], *, finished: bool = True
     return [
         Claim(
             question=problem.question,
-            text=problem.text_of(index),
+            text=problem.text_of(index) or problem.branch(index).answer or "",
             answer=problem.branch(index).answer,
             cursor=problem.cursors[index],
             finished=finished,
@@ -71,6 +71,6 @@ async def _decisive(problem: Problem, indices: Sequence[int]) -> bool:
     if getattr(settings.verifier, "always", False):
         return False
     branches = [problem.branch(index) for index in indices]
-    keys = await problem.session.call(answer_keys, [branch.answer for branch in branches])
+    keys = await problem.session.call(answer_keys, [branch.answer for branch in branches], settings.reader.same)
     confidences = [branch.confidence for branch in branches]
     return settings.exits.decisive(settings.measure.name, confidences, keys) is not None

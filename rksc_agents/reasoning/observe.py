@@ -92,7 +92,9 @@ class Observe(Strategy):
         except PromptTooLongError:  # nothing to observe
             return Outcome(problem.surest(), None)
         readings = [reading for reading, _ in found]
-        keys = await problem.session.call(answer_keys, [branch.answer for branch in problem.branches])
+        keys = await problem.session.call(
+            answer_keys, [branch.answer for branch in problem.branches], problem.settings.reader.same
+        )
         self.sink(
             Sample(
                 question=problem.question,

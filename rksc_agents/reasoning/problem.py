@@ -13,9 +13,11 @@ from rksc_agents.engine.cursor import Completion, Cursor
 from rksc_agents.engine.decoding import Decoding
 from rksc_agents.engine.jobs import Doubt
 from rksc_agents.engine.session import Session
+from rksc_agents.model.constraint import Constraint
+from rksc_agents.model.live import thinking_length
 from rksc_agents.model.thinking import split_thinking
-from rksc_agents.reasoning.answers import AnswerExtractor
 from rksc_agents.reasoning.judging import judge
+from rksc_agents.reasoning.reading import Reader, Said
 from rksc_agents.reasoning.universal import name_best
 from rksc_agents.reasoning.voting import Ballot
 from rksc_agents.types import (
@@ -42,23 +44,26 @@ class Settings:
     ----------
     sampling : Sampling
         How tokens are drawn.
-    measure, extractor, verifier
-        What tells how sure a branch was, finds its answer, and says how right it is.
+    measure, reader, verifier
+        What tells how sure a branch was, reads what it said, and says how right it is.
     exits : ExitConfig
         When verification is skipped or stops early.
     sharing : Sharing
         What branches with other prompts take from the first one's KV.
     differing : tuple of str
         What is not as the certificate behind `exits` was made for; told when something is verified.
+    constraint : Constraint or None
+        The grammar that every branch follows.
     """
 
     sampling: Sampling
     measure: Confidence
-    extractor: AnswerExtractor
+    reader: Reader
     verifier: Verifier
     exits: ExitConfig
     sharing: Sharing
     differing: tuple[str, ...] = ()
+    constraint: Constraint | None = None
 
 
 @dataclass(eq=False)
@@ -87,6 +92,7 @@ class Problem:
     emit: Callable[[Event], None] | None = None
     cursors: dict[int, Cursor] = field(default_factory=dict)
     _ended_at: dict[int, Branch] = field(default_factory=dict)
+    _said: dict[int, Said] = field(default_factory=dict)
     _parents: dict[int, int | None] = field(default_factory=dict)
     _roots: list[Root] = field(default_factory=list)
     _started: list[Root] = field(default_factory=list)
@@ -110,7 +116,10 @@ class Problem:
             self._roots = await roots(self.session, wanted, self.settings.sharing, self._roots)
             chosen = [self._roots[(len(self._started) + i) % len(self.prompts)] for i in range(count)]
             self._started += chosen
-        return [self.session.fork(root.cursor, 1)[0] for root in chosen]
+        cursors = [self.session.fork(root.cursor, 1)[0] for root in chosen]
+        for cursor in cursors:
+            cursor.constraint = self.settings.constraint
+        return cursors
 
     @asynccontextmanager
     async def branching(
@@ -145,8 +154,14 @@ class Problem:
         if self.emit is not None:
             emit = self.emit
 
+            live = {
+                index: self.settings.reader.live(self.thinking_opened and parent is None)
+                for index, parent in enumerate(above)
+            }
+
             def on_token(index: int, token: int, text: str) -> None:
-                emit(BranchToken(first + index, token, text))
+                thinking, answer = live[index].push(text)
+                emit(BranchToken(first + index, token, answer, thinking))
 
         run = self.session.decoding(
             cursors,
@@ -154,6 +169,7 @@ class Problem:
             score=self.settings.measure.per_token,
             on_token=on_token,
             doubt=doubt,
+            shown=self.settings.reader.shown,
         )
         stepwise = parents is not None
         async with run:
@@ -174,12 +190,13 @@ class Problem:
         index = first + completion.index
         parent = self._parents[index]
         thinking, text = split_thinking(completion.text, opened=self.thinking_opened and parent is None)
-        answer = None
+        said = Said(text)
         cut = completion.finish_reason in ("cancelled", "unsure")  # what was cut short has no answer yet
         step = stepwise and completion.finish_reason == "stop" and not self._stopped(parent, completion.tokens)
         if not cut and not step:
             line = text if parent is None else self.text_of(parent, completion.tokens)
-            answer = await self.session.call(self.settings.extractor, line)
+            said = self._said[index] = await self.session.call(self.settings.reader.read, line)
+            text = said.text if parent is None else text
         branch = Branch(
             text=text,
             thinking=thinking,
@@ -187,7 +204,9 @@ class Problem:
             logprobs=completion.logprobs,
             confidence=self.settings.measure.of_branch(completion.scores, completion.logprobs),
             finish_reason=completion.finish_reason,
-            answer=answer,
+            answer=said.answer,
+            tool_calls=said.calls,
+            invalid_tool_calls=said.invalid,
             depth=completion.depth,
             parent=parent,
             sharing=self._sharing(index, parent),
@@ -195,7 +214,7 @@ class Problem:
         if completion.cursor is not None:
             self.cursors[index] = completion.cursor
         if self.emit is not None:
-            self.emit(BranchEnd(index, branch.finish_reason, text, answer))
+            self.emit(BranchEnd(index, branch.finish_reason, text, said.answer))
         return branch
 
     def _sharing(self, index: int, parent: int | None) -> SharingRecord:
@@ -253,6 +272,10 @@ class Problem:
         """Which of several answers the model finds most consistent; None where they do not fit its context."""
         return await name_best(self.session, self.question, texts)
 
+    def ballot(self) -> Ballot:
+        """A new count of answers."""
+        return Ballot(self.settings.reader.same)
+
     def voted(self, ballot: Ballot) -> None:
         """Tell whoever watches how the vote stands."""
         if self.emit is not None:
@@ -276,13 +299,22 @@ class Problem:
         return path[::-1]
 
     def text_of(self, index: int, more: Sequence[int] = ()) -> str:
-        """What was written from the prompt to the end of branch `index`, and `more` tokens, without thinking."""
+        """What was written from the prompt to the end of branch `index`, and `more` tokens, without thinking.
+
+        Of a line that has ended it is what it said, without tool calls.
+        """
         branch = self._ended_at[index]
-        if branch.parent is None and not more:
+        if not more and index in self._said:
+            return self._said[index].text
+        if not more and branch.parent is None:
             return branch.text
-        text = self.session.codec.decode([*self._tokens(index), *more])
+        text = self.session.codec.decode([*self._tokens(index), *more], shown=self.settings.reader.shown)
         stops = [at for at in map(text.find, self.settings.sampling.stop) if at >= 0]
         return split_thinking(text[: min(stops, default=len(text))], opened=self.thinking_opened)[1]
+
+    def thinking_length(self, index: int) -> int:
+        """How many tokens of the line that ends in branch `index` were written before its answer, as thinking."""
+        return thinking_length(self._tokens(index), self.session.codec.decode, opened=self.thinking_opened)
 
     def complete(self, index: int) -> bool:
         """Whether the model or one of the request's own stop texts ended the line, not the end of a step."""

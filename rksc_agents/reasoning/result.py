@@ -20,6 +20,8 @@ def result_of(strategy: Strategy, problem: Problem, outcome: Outcome) -> Reasoni
         strategy=strategy.name,
         branches=tuple(problem.branches),
         winner=outcome.winner,
+        tool_calls=problem.branch(outcome.winner).tool_calls,
+        invalid_tool_calls=problem.branch(outcome.winner).invalid_tool_calls,
         votes=outcome.votes,
         rule=outcome.rule,
         usage=Usage(
@@ -28,6 +30,7 @@ def result_of(strategy: Strategy, problem: Problem, outcome: Outcome) -> Reasoni
             prompt_tokens_reused=ledger.prompt_tokens_reused,
             completion_tokens=ledger.completion_tokens,
             completion_tokens_winner=sum(len(problem.branches[at].tokens) for at in problem.line(outcome.winner)),
+            completion_tokens_thinking=problem.thinking_length(outcome.winner),
         ),
         verification=_verification(problem),
         kv=ledger.kv.model_copy(update={"evicted": problem.session.evicted(), "recomputed": ledger.recomputed}),

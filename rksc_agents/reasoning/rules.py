@@ -31,7 +31,7 @@ async def by_confidence(problem: Problem, temperature: float) -> Outcome:
     """Each branch counts its share of a softmax over the confidences."""
     voters = candidates(problem)
     weights = _softmax(problem, voters, temperature)
-    ballot = await problem.session.call(_ballot_of_answers, problem.branches, voters, weights)
+    ballot = await problem.session.call(_count_answers, problem, voters, weights)
     return by_count(problem, ballot, "confidence")
 
 
@@ -52,8 +52,8 @@ async def by_verdict(problem: Problem, temperature: float) -> Outcome:
         return await by_confidence(problem, temperature)
     voters, scores = [voter for voter, _ in pairs], [score for _, score in pairs]
     answered = any(problem.branches[i].answer is not None for i in voters)
-    weigh = _ballot_of_answers if answered else _ballot_of_texts
-    votes = (await problem.session.call(weigh, problem.branches, voters, scores)).standing()
+    count = _count_answers if answered else _count_texts
+    votes = (await problem.session.call(count, problem, voters, scores)).standing()
     if not votes:
         return Outcome(problem.surest(tuple(voters)), None, rule="confidence")
     score = dict(zip(voters, scores, strict=True))
@@ -67,7 +67,7 @@ async def by_closeness(problem: Problem, temperature: float | None = None) -> Ou
     Of equals the surest wins, which decides between two texts.
     """
     voters = sorted(candidates(problem), key=lambda i: (-problem.branches[i].confidence, i))
-    texts = [problem.branches[i].text for i in voters]
+    texts = [_wrote(problem.branches[i]) for i in voters]
     weights = [1.0] * len(voters) if temperature is None else _softmax(problem, voters, temperature)
     first, utilities = await problem.session.call(closest, texts, weights)
     # the winner comes first, also where no text has a utility; the sort keeps the surer of equals before the other
@@ -81,10 +81,10 @@ async def by_closeness(problem: Problem, temperature: float | None = None) -> Ou
 
 async def by_name(problem: Problem) -> Outcome:
     """The text that the model names as the most consistent; the closest where they do not fit its context."""
-    voters = [i for i in candidates(problem) if problem.branches[i].text.strip()]
+    voters = [i for i in candidates(problem) if _wrote(problem.branches[i]).strip()]
     if len(voters) < 2:
         return await by_closeness(problem)
-    named = await problem.name_best([problem.branches[i].text for i in voters])
+    named = await problem.name_best([_wrote(problem.branches[i]) for i in voters])
     if named is None:
         warnings.warn(
             f"the {len(voters)} candidates do not fit the model's context, so the vote went by 'mbr': take fewer "
@@ -102,18 +102,25 @@ def _softmax(problem: Problem, voters: Sequence[int], temperature: float) -> tup
     return softmax_weights([problem.branches[i].confidence for i in voters], temperature)
 
 
-def _ballot_of_answers(branches: Sequence[Branch], voters: Sequence[int], weights: Sequence[float]) -> Ballot:
-    ballot = Ballot()
+def _count_answers(problem: Problem, voters: Sequence[int], weights: Sequence[float]) -> Ballot:
+    ballot = problem.ballot()
     for index, weight in zip(voters, weights, strict=True):
-        ballot.add(index, branches[index].answer, weight)
+        ballot.add(index, problem.branches[index].answer, weight)
     return ballot
 
 
-def _ballot_of_texts(branches: Sequence[Branch], voters: Sequence[int], weights: Sequence[float]) -> Ballot:
+def _count_texts(problem: Problem, voters: Sequence[int], weights: Sequence[float]) -> Ballot:
     ballot = Ballot(operator.eq)
     for index, weight in zip(voters, weights, strict=True):
-        ballot.add(index, branches[index].text.strip() or None, weight)
+        ballot.add(index, problem.branches[index].text.strip() or None, weight)
     return ballot
+
+
+def _wrote(branch: Branch) -> str:
+    """A branch's text, with its tool calls in their canonical form."""
+    if not branch.tool_calls or branch.answer is None:
+        return branch.text
+    return f"{branch.text}\n{branch.answer}" if branch.text else branch.answer
 
 
 def _stands_for(branch: Branch) -> str:

@@ -98,7 +98,7 @@ class SelfConsistency(Strategy):
         return [hinted(prompt, hint, self.hint_place) for prompt in plain for hint in self.hints] or plain
 
     async def solve(self, problem: Problem) -> Outcome:
-        ballot = Ballot()
+        ballot = problem.ballot()
         doubt = None
         while len(problem.branches) < self.branches and not self._settled(ballot):
             wave = await problem.start(self._wave(len(problem.branches)))

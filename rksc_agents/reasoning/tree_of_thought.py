@@ -14,7 +14,7 @@ from rksc_agents.errors import ConfigError
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.strategy import Outcome, Strategy
 from rksc_agents.reasoning.thoughts import Thoughts
-from rksc_agents.reasoning.voting import Ballot, bounded_weight, softmax_weights
+from rksc_agents.reasoning.voting import bounded_weight, softmax_weights
 from rksc_agents.types import Vote, VoteChanged
 from rksc_agents.verify.confidence import ceiling
 
@@ -243,7 +243,7 @@ class _Search:
         weights: Sequence[float] = [self.tree.scores[index] for index in heard]
         if self.strategy.evaluator == "confidence":
             weights = softmax_weights(weights, _TEMPERATURE)
-        ballot = Ballot()
+        ballot = self.problem.ballot()
         for index, weight in zip(heard, weights, strict=True):
             ballot.add(index, self.problem.branch(index).answer, weight)
         return ballot.standing()

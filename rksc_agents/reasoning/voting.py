@@ -131,9 +131,9 @@ class Ballot:
         return sorted(self._groups, key=lambda group: group.rank)
 
 
-def answer_keys(answers: Sequence[str | None]) -> list[int]:
+def answer_keys(answers: Sequence[str | None], same: Callable[[str, str], bool] = equivalent) -> list[int]:
     """Number answers so that those that say the same have the same number; -1 for none."""
-    ballot = Ballot()
+    ballot = Ballot(same)
     for index, answer in enumerate(answers):
         ballot.add(index, answer)
     keys = [-1] * len(answers)

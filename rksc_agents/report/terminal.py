@@ -6,6 +6,7 @@ would move the cursor, change colors or reverse the reading order.
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class BranchView:
         if isinstance(event, BranchToken):
             row = self._row(event.branch)
             row.tokens += 1
-            row.tail = (row.tail + event.text)[-_TAIL:]
+            row.tail = (row.tail + event.thinking + event.text)[-_TAIL:]
         elif isinstance(event, BranchEnd):
             row = self._row(event.branch)
             row.state, row.answer, row.tail = event.finish_reason, event.answer, event.text[-_TAIL:]
@@ -194,6 +195,10 @@ def _notes(branch: Branch, result: ReasoningResult) -> Iterator[tuple[str, str]]
     """Yield what is special about a branch, by name: its place in a tree, its verdict, what it shared."""
     if branch.parent is not None or branch.depth:
         yield "place", f"depth {branch.depth}, parent {'none' if branch.parent is None else branch.parent}"
+    for call in branch.tool_calls:
+        yield "call", one_line(f"{call.name} {json.dumps(call.arguments, ensure_ascii=False)}")
+    for wrong in branch.invalid_tool_calls:
+        yield "invalid call", one_line(wrong.error)
     if branch.verdict is not None:
         yield "verdict", _verdict(branch.verdict, result)
     if branch.sharing.mode != "exact" or branch.sharing.kl is not None:

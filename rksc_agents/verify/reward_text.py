@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rksc_agents.model.chat import continues, conversation, plain
 from rksc_agents.model.text import TextCodec
+from rksc_agents.model.tools.hermes import Generic
+from rksc_agents.model.tools.history import normalized
 from rksc_agents.types import Prompt
 from rksc_agents.verify.verifier import Claim
 
@@ -104,8 +106,8 @@ class Writer:
 
 def _asked(question: Prompt) -> str:
     """The question as one text."""
-    turns = conversation(question)
-    return str(turns[0]["content"]) if len(turns) == 1 and turns[0]["role"] == "user" else plain(turns)
+    turns = normalized(conversation(question), Generic())
+    return str(turns[0]["content"]) if len(turns) == 1 and turns[0]["role"] == "user" else plain(turns, Generic())
 
 
 def _frame(tokenizer: PreTrainedTokenizerBase, *texts: str) -> list[list[int]]:

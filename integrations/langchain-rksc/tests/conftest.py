@@ -1,0 +1,25 @@
+"""One reasoner on the default model for all tests that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rksc_agents import EngineConfig, RKSCReasoner
+
+
+@pytest.fixture(scope="session")
+def real_reasoner() -> Iterator[RKSCReasoner]:
+    """The default model, loaded once; tests say what strategy they mean."""
+    engine = EngineConfig(kv_budget=2**30)
+    with RKSCReasoner.from_pretrained(dtype=torch.float32, engine=engine) as reasoner:
+        yield reasoner
+
+
+@pytest.fixture(autouse=True)
+def _untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reports to a tracing service."""
+    for name in ("LANGSMITH_TRACING", "LANGCHAIN_TRACING_V2", "LANGSMITH_API_KEY", "LC_OUTPUT_VERSION"):
+        monkeypatch.delenv(name, raising=False)
