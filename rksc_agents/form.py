@@ -101,8 +101,7 @@ class Form:
             parts.append(form.lark(self.tools, choice, self.parallel, codec.added, codec.eos_token_ids))
         if not parts:
             return None
-        free = self.grammar is None and self.choice in (AUTO, NONE)  # free text may hold thinking
-        if thinking_opened and not free:
+        if thinking_opened:  # what is only thought about is no call
             closings = [codec.added.get(closing, closing) for closing in sorted(CLOSE_TOKENS)]
             parts = [after_thinking(part, closings) for part in parts]
         return codec.grammars.compile(parts[0] if len(parts) == 1 else either(*parts))

@@ -245,6 +245,31 @@ def test_text_after_tools_can_follow_a_grammar_too() -> None:
     assert {bool(branch.tool_calls) for branch in result.branches} == {True, False}
 
 
+def test_what_is_only_thought_about_is_no_call() -> None:
+    tokenizer = scripted_tokenizer()
+    tokenizer.chat_template += "{% if add_generation_prompt %}<think>\n{% endif %}"
+    written = f"maybe {call('time')}? No: <tool_call> it.</think>\n\n{call('weather', city='Rome')}"
+
+    def writes(tokens: tuple[int, ...]) -> torch.Tensor:
+        so_far = str(tokenizer.decode(list(tokens))).rpartition("<think>\n")[2]
+        logits = torch.zeros(len(tokenizer))
+        logits[tokenizer.encode(written[len(so_far) :][:1] or "<|end|>")[0]] = 50.0
+        return logits
+
+    with RKSCReasoner(
+        lambda budget: ScriptedRunner(writes, len(tokenizer), budget),
+        TextCodec(tokenizer),
+        name="thinks",
+        context=2048,
+        kv_limit=2**22,
+        engine=EngineConfig(),
+    ) as reasoner:
+        result = reasoner.reason("What?", strategy="direct", tools=[WEATHER, TIME], max_tokens=400)
+    assert [made.name for made in result.tool_calls] == ["weather"]
+    assert result.text == ""
+    assert result.thinking.startswith("maybe")
+
+
 # -- what is shown ------------------------------------------------------------------------------
 
 

@@ -461,6 +461,8 @@ def test_instructions_say_what_to_write() -> None:
     assert text.startswith("Answer with a JSON object that fits this JSON schema:\n{")
     assert json.loads(text.partition("\n")[2]) == schema
     assert JSONSchema({"type": "array"}).instruction.startswith("Answer with JSON that fits")
+    assert JSONSchema({"type": "object"}).instruction == "Answer with a JSON object."
+    assert JSONSchema({}).instruction == "Answer with JSON."
     assert Choice("a", "b").instruction == "Answer with one of: a, b"
     assert Regex("a").instruction is None
     assert Lark('start: "a"').instruction is None

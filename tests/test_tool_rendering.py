@@ -209,6 +209,19 @@ def test_a_pair_without_its_result_and_a_result_without_its_call_are_kept():
     assert "late" in text
 
 
+def test_what_is_said_beside_parallel_calls_is_said_once():
+    template = QWEN.replace(
+        "{%- for call in m.tool_calls %}",
+        "{%- if m.tool_calls | length > 1 %}{{- raise_exception('one at a time') }}{%- endif %}"
+        "{%- for call in m.tool_calls %}",
+    )
+    assert template != QWEN
+    prompt = [*turns("u:q"), calling(PARIS, NOW, content="I look."), result("12"), result("noon", 1)]
+    text = rendered(template, prompt)
+    assert text.count("I look.") == 1
+    assert text.index("I look.") < text.index("get_weather") < text.index("12") < text.index("clock.now")
+
+
 @pytest.mark.parametrize("ids", [True, False])
 def test_mistrals_ids_have_nine_letters_and_fit_together(ids: bool):
     prompt = [
@@ -285,6 +298,14 @@ def test_a_conversation_may_end_in_anything(template: str, tail: Any, tools: Any
         assert text.endswith("So it")
     elif template is not MISTRAL:
         assert text.endswith(("assistant\n", "assistant<|end_header_id|>\n\n"))
+
+
+def test_a_changed_text_is_better_than_a_list_of_parts_written_as_it_is():
+    template = CHATML.replace("{{ m.content }}", "{{ m.content | upper if m.content is string else m.content }}")
+    with pytest.warns(UserWarning, match="leaves out or changes a text"):
+        text = rendered(template, turns("u:Warm?"))
+    assert "WARM?" in text
+    assert "'type'" not in text
 
 
 # The next turn

@@ -213,8 +213,8 @@ class Constraint:
             raise EngineError(f"token {token} is not allowed here by the grammar: draw among those that mask() allows")
         room = left - 1
         # While there is room for twice what one token can make necessary beyond what may be needed already, no
-        # completion can get lost, so none is looked for: what is needed is only estimated, too high. `growth` is a
-        # bound for grammars whose counts are not nested, and twice that leaves the next look room for more.
+        # completion can get lost, so none is looked for: what is needed is only estimated, too high. `growth` bounds
+        # that for one construct (see `most_growth`); a token that opens two at once has twice that.
         if self._need is not None and self._need + 2 * self._closer.growth <= room:
             self._matcher, self._plan, self._need = after, None, self._need + self._closer.growth
             return token

@@ -98,7 +98,8 @@ class JSONSchema(Grammar):
     @property
     def instruction(self) -> str:
         kind = "a JSON object" if self.schema.get("type") == "object" else "JSON"
-        if self.schema.keys() <= {"type", "title"}:  # nothing to fit: small models would write the schema itself
+        free = self.schema.get("type", "object") == "object" and self.schema.keys() <= {"type", "title"}
+        if free:  # nothing to fit: small models would write the schema itself
             return f"Answer with {kind}."
         return f"Answer with {kind} that fits this JSON schema:\n{self._text}"
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from rksc_agents import EngineConfig, RKSCReasoner
+from rksc_agents.model.source import DEFAULT_MODEL
 
 
 @pytest.fixture(scope="session")
 def real_reasoner() -> Iterator[RKSCReasoner]:
-    """The default model, loaded once; tests say what strategy they mean."""
-    engine = EngineConfig(kv_budget=2**30)
-    with RKSCReasoner.from_pretrained(dtype=torch.float32, engine=engine) as reasoner:
+    """The default model, or the one that RKSC_TEST_MODEL names, loaded once; tests say what strategy they mean."""
+    model = os.environ.get("RKSC_TEST_MODEL", DEFAULT_MODEL)
+    with RKSCReasoner.from_pretrained(model, dtype=torch.float32, engine=EngineConfig(kv_budget=2**30)) as reasoner:
         yield reasoner
 
 

@@ -61,9 +61,12 @@ def test_between_a_prompt_and_a_parser(chat: ChatRKSC) -> None:
     assert bare.invoke([("user", SIX)]).content == answer
 
 
-async def test_every_way_to_run_gives_the_same(chat: ChatRKSC) -> None:
-    """And no call leaves anything behind for the next."""
-    chain = SelfConsistencyChain(llm=chat, branches=3, prompt=PROMPT, output_parser=StrOutputParser())
+@pytest.mark.parametrize(("kind", "settings"), [each[:2] for each in CHAINS])
+async def test_every_way_to_run_gives_the_same(
+    chat: ChatRKSC, kind: type[ReasoningChain], settings: dict[str, Any]
+) -> None:
+    """Case 27: asynchronous as synchronous, and no call leaves anything behind for the next."""
+    chain = kind(llm=chat, prompt=PROMPT, output_parser=StrOutputParser(), **settings)
     inputs = [{"question": SIX}, {"question": HI}]
     answers = [chain.invoke(each) for each in inputs]
     assert [chain.invoke(each) for each in inputs] == answers

@@ -49,10 +49,12 @@ def test_several_prompts_and_answers_at_once(llm: RKSCLLM) -> None:
     result = llm.generate([HI, SIX], n=3)
     assert [len(answers) for answers in result.generations] == [3, 3]
     assert {answer.text for answer in result.generations[0]} == {"Hello there."}
-    usage = result.generations[0][0].generation_info["usage_metadata"]  # type: ignore[index]
-    assert usage["input_tokens"] > 0
+    infos = [answers[0].generation_info for answers in result.generations]
     assert result.llm_output is not None
-    assert result.llm_output["token_usage"]["input_tokens"] > usage["input_tokens"]
+    for kind in ("input_tokens", "output_tokens"):
+        each = [info["usage_metadata"][kind] for info in infos if info is not None]
+        assert min(each) > 0
+        assert result.llm_output["token_usage"][kind] == sum(each)
 
 
 def test_what_a_call_says_beats_the_constructor(reasoner: RKSCReasoner) -> None:
