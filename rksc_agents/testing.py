@@ -187,10 +187,11 @@ class _Script:
         start = len(prompt) - prompt[::-1].index(self._ids["<|user|>"])
         stop = prompt.index(self._ids["<|end|>"], start)
         question = str(self._tokenizer.decode(list(prompt[start:stop]))).strip()
-        if question not in self._answers:
-            known = ", ".join(map(repr, self._answers)) or "nothing"
-            raise ScriptError(f"the script has no answer to {question!r}; it knows {known}")
-        return self._answers[question]
+        known = [each for each in self._answers if question == each or question.startswith(f"{each}\n")]
+        if not known:
+            listed = ", ".join(map(repr, self._answers)) or "nothing"
+            raise ScriptError(f"the script has no answer to {question!r}; it knows {listed}")
+        return self._answers[max(known, key=len)]
 
 
 def scripted_reasoner(
@@ -207,7 +208,8 @@ def scripted_reasoner(
     Parameters
     ----------
     script : mapping
-        From a question (the last user message) to its answer, a list of equally likely answers, or a mapping of
+        From a question (the last user message, or its first lines, which instructions may follow) to its answer, a list
+        of equally likely answers, or a mapping of
         answers to weights.
     strategy, sampling
         As for :meth:`~rksc_agents.reasoner.RKSCReasoner.from_model`; the temperature is 1 unless given, so that the

@@ -297,6 +297,44 @@ def test_completions_are_short(schema: dict[str, Any], shortest: str) -> None:
     assert ended(compiled(JSONSchema(schema))) == shortest
 
 
+def of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+EMAIL = {"type": "string", "format": "email"}
+UUIDS = {
+    "type": "object",
+    "properties": {"many": {}, "ü": {"type": "string", "format": "ipv6"}, "id": {"type": "string", "format": "uuid"}},
+    "required": ["id"],
+}
+RICH = of(
+    a=of(n={"type": "integer", "minimum": 1174}),
+    bb=of(kind={"enum": [None, "green"]}, text={"type": "string", "minLength": 2}),
+)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "most"),
+    [
+        (JSONSchema({"type": "array", "minItems": 2, "items": {"type": "array", "minItems": 1, "items": EMAIL}}), 18),
+        (JSONSchema(of(a=EMAIL, b={"type": "number"}, c=EMAIL)), 35),
+        (JSONSchema({"type": "array", "minItems": 2, "items": {"pattern": "^(foo|bar)+!$", "type": "string"}}), 16),
+        (JSONSchema({"type": "array", "minItems": 5, "items": UUIDS}), 250),
+        (JSONSchema({"type": "array", "minItems": 12, "items": RICH}), 750),
+        (JSONSchema({"type": "array", "minItems": 60, "items": {"type": "array", "minItems": 1}}), 400),
+        (JSONSchema({"type": "string", "format": "duration"}), 5),
+        (Lark('start: /(?s:.*)/ <|tool|> "x"'), 2),
+        (Regex(r"(?:[a-z ]+\. ){3}END"), 12),
+        (Regex(r"[a-z]+ \(\d{3}\) [a-z]+"), 9),
+        (Lark('start: "<p>" value "</p>"\nvalue[lazy]: /(?s:.*)<\\/value>/'), 15),
+    ],
+)
+def test_completions_that_are_hard_to_find_are_found(grammar: Grammar, most: int) -> None:
+    tokens = compiled(grammar).closing()
+    assert tokens is not None
+    assert len(tokens) <= most
+
+
 @pytest.mark.parametrize(
     ("begun", "end"),
     [
@@ -323,7 +361,8 @@ def test_a_text_is_completed_from_anywhere(begun: str, end: str) -> None:
     [
         (Choice("yes", "no", 'a\n"b\\ü'), ["yes", "no", 'a\n"b\\ü'], ["ye", "maybe", "yesno"]),
         (Choice("yes", "yes sir"), ["yes", "yes sir"], ["yes "]),
-        (Regex(r"^\d{3}-\d{2}$"), ["123-45"], ["123-4", "12345"]),
+        (Regex(r"^\d{3}-\d{2}$"), ["123-45"], ["123-4", "12345", "١٢٣-٤٥"]),
+        (Regex(r"[\d.]+"), ["1.5"], ["d", "١"]),
         (Regex(r"(?i)a/b\n"), ["a/b\n", "A/b\n"], ["a\\/b"]),
         (Choice("%json {}", "<[5]>", "// c", "\x01'"), ["%json {}", "<[5]>", "// c", "\x01'"], ["", "//"]),
         (Regex(r"[/\\]+|\"é\""), ["/\\/", '"é"'], ["", "é"]),
@@ -845,6 +884,7 @@ def test_literals_are_what_a_grammar_spells_out(lark: str, found: list[str]) -> 
 def test_a_real_vocabulary_ends_in_time() -> None:
     tokenizer = load_model().tokenizer
     grammars = Grammars(tokenizer, [tokenizer.eos_token_id])
+    assert tokenizer.decode(grammars.compile(Regex("[a-z]+!").lark()).closing() or []) == "a!"
     schema = {
         "type": "object",
         "properties": {

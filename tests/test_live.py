@@ -62,8 +62,10 @@ def test_what_only_looks_like_a_call_is_shown_once_it_is_none() -> None:
 
 
 def test_an_answer_that_opens_like_a_call_is_held_back() -> None:
-    assert shown(LiveText(opens_with="{"), [" ", '{"na', 'me": 1}']) == ("", "")
-    assert shown(LiveText(opens_with="{"), ["a {", "b}"]) == ("", "a {b}")
+    live = ("{", "```")
+    assert shown(LiveText(opens_with=live), [" ", '{"na', 'me": 1}']) == ("", "")
+    assert shown(LiveText(opens_with=live), ["`", "``", "json", "{}"]) == ("", "")
+    assert shown(LiveText(opens_with=live), ["`", "a` {", "b}"]) == ("", "`a` {b}")
 
 
 def letters(tokens: object) -> str:

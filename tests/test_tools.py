@@ -184,7 +184,7 @@ LLAMA_CALL = '{"name": "add", "parameters": {"a": 1}}'
 CASES: list[tuple[ToolFormat, str, str, list[ToolCall], list[str | None]]] = [
     *((Hermes(), *case) for case in HERMES),
     *((Generic(), *case) for case in HERMES),
-    (Hermes(), JSON_CALL, JSON_CALL, [], []),
+    (Hermes(), JSON_CALL, "", [add(a=1)], []),
     (Generic(), f" {JSON_CALL}\n", "", [add(a=1)], []),
     (Generic(), f"```json\n{JSON_CALL}\n```", "", [add(a=1)], []),
     (Generic(), '{"name": "add", "arguments": {}}', "", [], ["add"]),

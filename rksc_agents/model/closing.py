@@ -82,8 +82,8 @@ class _Search:
     ----------
     patience : int
         How often a mask may come back on one way before that speaks against it.
-    places : set
-        Masks with the number of bytes before them: states with both in common are most likely the same.
+    places : Counter
+        How often a mask came behind a number of bytes: states with both in common are most likely the same.
     masks : set
         Masks that were seen.
     useful : dict
@@ -94,7 +94,7 @@ class _Search:
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
-        self.places: set[tuple[int, int]] = set()
+        self.places: Counter[tuple[int, int]] = Counter()
         self.masks: set[int] = set()
         self.useful: dict[int, Tokens] = {}
         self.tried: Counter[tuple[int, int]] = Counter()
@@ -127,9 +127,9 @@ class _Search:
         if state.run > RUN or (state.run == 0 and met > self.patience):
             state.cost += 0.05
         place = (state.mask, state.size)
-        if place in self.places:
-            state.cost += 20.0
-        self.places.add(place)
+        if self.places[place]:
+            state.cost += 0.5 * 2 ** min(self.places[place], 6)
+        self.places[place] += 1
 
     def learn(self, state: _State, candidate: Tokens, child: _State) -> None:
         """Remember a candidate that leads away from such a state, and rather one that leads to something new."""

@@ -124,7 +124,8 @@ class Regex(Grammar):
     Parameters
     ----------
     pattern : str
-        In the syntax of Rust's regex crate: like Python's, without back references, look-around and ``\b``.
+        In the syntax of Rust's regex crate: like Python's, without back references, look-around and ``\b``;
+        ``\d`` is 0 to 9.
 
     Raises
     ------
@@ -149,7 +150,7 @@ class Regex(Grammar):
     def lark(self) -> str:
         import llguidance
 
-        return f"start: TEXT\nTEXT: /{llguidance.regex_to_lark(self.pattern, '')}/"
+        return f"start: TEXT\nTEXT: /{llguidance.regex_to_lark(self.pattern, 'd')}/"
 
 
 @dataclass(frozen=True, eq=False, init=False)

@@ -22,14 +22,14 @@ class LiveText:
         The text starts inside a thinking block.
     markers : sequence of str, default ()
         Texts from which on nothing is shown: they begin a tool call.
-    opens_with : str or None, default None
-        Nothing of an answer that begins with this is shown.
+    opens_with : sequence of str, default ()
+        Nothing is shown of an answer that begins with one of them: it may be a call without a marker.
     """
 
-    def __init__(self, *, opened: bool = False, markers: Sequence[str] = (), opens_with: str | None = None) -> None:
+    def __init__(self, *, opened: bool = False, markers: Sequence[str] = (), opens_with: Sequence[str] = ()) -> None:
         self._opened = opened
         self._markers = tuple(markers)
-        self._opens_with = opens_with
+        self._opens_with = tuple(opens_with)
         self._raw = ""
         self._shown = ["", ""]  # thinking, answer
 
@@ -47,7 +47,8 @@ class LiveText:
     def _new(self, certain: str) -> tuple[str, str]:
         thinking, answer = split_thinking(certain, opened=self._opened)
         if self._markers or self._opens_with:
-            if self._opens_with and answer.lstrip().startswith(self._opens_with):
+            begun = answer.lstrip()
+            if any(begun.startswith(each) or each.startswith(begun) for each in self._opens_with):
                 answer = ""
             ends = [at for at in map(answer.find, self._markers) if at >= 0]
             answer = answer[: min(ends, default=len(answer))].rstrip()

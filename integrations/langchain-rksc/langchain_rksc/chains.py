@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
-from langchain_core.runnables.config import patch_config
 from langchain_core.utils.pydantic import TypeBaseModel
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -145,25 +144,25 @@ class ReasoningChain(RunnableSerializable[Any, Any]):
         async for piece in pieces:
             yield piece
 
-    # -- inside the run -------------------------------------------------------------------------
+    # -- inside the run, whose children the config belongs to -----------------------------------
 
     def _one(self, input: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig, **kwargs: Any) -> Any:
         for step in self.steps(**kwargs):
-            input = step.invoke(input, patch_config(config, callbacks=run_manager.get_child()))
+            input = step.invoke(input, config)
         return input
 
     async def _aone(
         self, input: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig, **kwargs: Any
     ) -> Any:
         for step in self.steps(**kwargs):
-            input = await step.ainvoke(input, patch_config(config, callbacks=run_manager.get_child()))
+            input = await step.ainvoke(input, config)
         return input
 
     def _pieces(
         self, input: Iterator[Any], run_manager: CallbackManagerForChainRun, config: RunnableConfig, **kwargs: Any
     ) -> Iterator[Any]:
         for step in self.steps(**kwargs):
-            input = step.transform(input, patch_config(config, callbacks=run_manager.get_child()))
+            input = step.transform(input, config)
         yield from input
 
     async def _apieces(
@@ -174,7 +173,7 @@ class ReasoningChain(RunnableSerializable[Any, Any]):
         **kwargs: Any,
     ) -> AsyncIterator[Any]:
         for step in self.steps(**kwargs):
-            input = step.atransform(input, patch_config(config, callbacks=run_manager.get_child()))
+            input = step.atransform(input, config)
         async for piece in input:
             yield piece
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -170,12 +170,17 @@ class Tree(Recorder):
         self.chains.append((more.get("name", ""), run_id, parent_run_id))
 
 
+async def drained(pieces: AsyncIterator[Any]) -> list[Any]:
+    return [piece async for piece in pieces]
+
+
 WAYS: dict[str, Any] = {
     "invoke": lambda chain, asked, config: chain.invoke(asked, config),
     "ainvoke": lambda chain, asked, config: asyncio.run(chain.ainvoke(asked, config)),
     "batch": lambda chain, asked, config: chain.batch([asked], config),
     "abatch": lambda chain, asked, config: asyncio.run(chain.abatch([asked], config)),
     "stream": lambda chain, asked, config: list(chain.stream(asked, config)),
+    "astream": lambda chain, asked, config: asyncio.run(drained(chain.astream(asked, config))),
 }
 
 

@@ -43,7 +43,7 @@ class ToolFormat(ABC):
         Whether the chat template offers tools in this way, so that nothing else has to.
     markers : tuple of str
         Texts that begin calls.
-    opens_with : str or None
+    opens_with : tuple of str
         What an answer that is a call without a marker begins with.
     opening : str
         What stands between the marker and the first call, in a grammar.
@@ -54,7 +54,7 @@ class ToolFormat(ABC):
     name: ClassVar[str]
     native: ClassVar[bool] = True
     markers: ClassVar[tuple[str, ...]]
-    opens_with: ClassVar[str | None] = None
+    opens_with: ClassVar[tuple[str, ...]] = ()
     opening: ClassVar[str] = ""
     tokens: ClassVar[tuple[str, ...]]
 

@@ -34,6 +34,7 @@ class Hermes(ToolFormat):
 
     name: ClassVar[str] = "hermes"
     markers: ClassVar[tuple[str, ...]] = (OPEN,)
+    opens_with: ClassVar[tuple[str, ...]] = ("{", "```")
     tokens: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> Parsed:
@@ -55,7 +56,7 @@ class Hermes(ToolFormat):
             else:
                 at, invalid = _broken(text, body)
                 found.append(invalid)
-        return sorted_out("".join([*outside, text[at:]]), found)
+        return sorted_out("".join([*outside, text[at:]]), found) if found else _bare(text, tools)
 
     def spell(self, calls: Sequence[ToolCall]) -> str:
         return "\n".join(f"{OPEN}\n{spelled(call, 'arguments')}\n{CLOSE}" for call in calls)
@@ -73,6 +74,15 @@ class Hermes(ToolFormat):
         return marked(CLOSE, tokens)
 
 
+def _bare(text: str, tools: Sequence[Tool]) -> Parsed:
+    """An answer without a marker: a call if it is nothing but JSON that names a tool, as small models write it."""
+    fenced = _FENCED.fullmatch(text)
+    read = whole_json(fenced[1] if fenced is not None else text)
+    if read is None or not looks_like_call(read[0], tools):
+        return Parsed(text)
+    return sorted_out("", checked(read[0], text.strip(), tools))
+
+
 def _broken(text: str, body: int) -> tuple[int, InvalidToolCall]:
     """Where a call that is no JSON ends, and the call."""
     close, again = text.find(CLOSE, body), text.find(OPEN, body)
@@ -87,16 +97,6 @@ class Generic(Hermes):
 
     name: ClassVar[str] = "generic"
     native: ClassVar[bool] = False
-
-    def parse(self, text: str, tools: Sequence[Tool]) -> Parsed:
-        parsed = super().parse(text, tools)
-        if parsed.calls or parsed.invalid:
-            return parsed
-        bare = _FENCED.fullmatch(text)  # small models leave the markers out
-        read = whole_json(bare[1] if bare is not None else text)
-        if read is None or not looks_like_call(read[0], tools):
-            return parsed
-        return sorted_out("", checked(read[0], text.strip(), tools))
 
 
 def instructions(tools: Sequence[Tool]) -> str:

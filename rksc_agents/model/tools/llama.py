@@ -30,7 +30,7 @@ class Llama(ToolFormat):
 
     name: ClassVar[str] = "llama3"
     markers: ClassVar[tuple[str, ...]] = (TAG,)
-    opens_with: ClassVar[str | None] = "{"
+    opens_with: ClassVar[tuple[str, ...]] = ("{",)
     tokens: ClassVar[tuple[str, ...]] = (TAG,)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> Parsed:

@@ -33,6 +33,7 @@ class QwenXML(Hermes):
     """
 
     name: ClassVar[str] = "qwen-xml"
+    opens_with: ClassVar[tuple[str, ...]] = ()
 
     def parse(self, text: str, tools: Sequence[Tool]) -> Parsed:
         outside: list[str] = []
