@@ -23,11 +23,12 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from rksc_agents.errors import ConfigError, EngineError, UnsupportedModelError
-from rksc_agents.model.closing import Closer, literals, most_growth
+from rksc_agents.model.closing import Closer
 from rksc_agents.model.constraint import KEPT, RETRIES, Constraint, Grammars
 from rksc_agents.model.grammar import Choice, Grammar, JSONSchema, Lark, Regex, after_thinking
 from rksc_agents.model.json_schema import closed
 from rksc_agents.model.loader import load_model
+from rksc_agents.model.spelled import literals, most_growth
 from rksc_agents.testing import scripted_tokenizer
 
 TOKENIZER = scripted_tokenizer()
@@ -326,6 +327,7 @@ RICH = of(
         (Lark('start: /(?s:.*)/ <|tool|> "x"'), 2),
         (Regex(r"(?:[a-z ]+\. ){3}END"), 12),
         (Regex(r"[a-z]+ \(\d{3}\) [a-z]+"), 9),
+        (Regex(r".+@.+\.com"), 7),
         (Lark('start: "<p>" value "</p>"\nvalue[lazy]: /(?s:.*)<\\/value>/'), 15),
     ],
 )

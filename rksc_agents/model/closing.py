@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from rksc_agents.model.spelled import guesses, literals, most_growth
 from rksc_agents.model.vocabulary import Tokens, Vocabulary
 
 if TYPE_CHECKING:
@@ -32,9 +31,6 @@ PATIENCE = (6, 60)
 
 RUN = 12
 """How long a mask may stay as it is before that looks like a text without end; the longest run in a UUID."""
-
-LITERALS = 32
-"""Texts of a grammar that are tried where anything may be written."""
 
 
 def unpacked(bits: bytes) -> NDArray[np.bool_]:
@@ -162,10 +158,14 @@ class Closer:
         self._vocabulary = vocabulary
         self._literals: list[Tokens] = [[int(token)] for token in re.findall(r"<\[(\d+)\]>", lark)]
         self._literals += [tokenizer.tokenize_str(text) for text in literals(lark)]
+        self._guesses: list[Tokens] = [tokenizer.tokenize_str(text) for text in guesses(lark)]
         self.growth = most_growth(lark)
 
     def closing(self, matcher: LLMatcher) -> list[int] | None:
         """Tokens that complete the text that `matcher` has read; None if none were found."""
+        for guess in self._guesses:  # masks tell nothing where anything may be written between two texts
+            if completes(matcher, guess):
+                return list(guess)
         for patience in PATIENCE:
             found = self._search(matcher, _Search(patience))
             if found is not None:
@@ -248,58 +248,3 @@ def shortened(matcher: LLMatcher, tokens: list[int]) -> list[int]:
         enough = size > 3 and completes(matcher, [*kept, token, *tokens[position:]])
         kept += [token] if enough else [token] * size
     return kept
-
-
-_LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)+)"|/((?:[^/\\\n]|\\.)+)/')
-_NOT_PLAIN = re.compile(r"\[(?:[^\]\\]|\\.)*\]|\{[\d,]*\}|\(\?\w*:?|\\[a-mo-zA-Z]")
-_PLAIN = re.compile(r"(?:[^\\.^$*+?()\[\]{}|]|\\[^a-zA-Z0-9]|\\n)+")
-_COUNT = re.compile(r'"min(?:Items|Length|Properties)\\?": (\d+)|\{(\d+)')
-_REFERENCE = re.compile(r'"\$ref\\?": \\?"([^"\\]*)')
-
-
-def literals(lark: str) -> list[str]:
-    """Texts that a grammar spells out, outside of JSON schemas; the longest first."""
-    found: dict[str, None] = {}
-    for text, pattern in _LITERAL.findall(_without_schemas(_lark_of(lark))):
-        if text:
-            found[_unescaped(text)] = None
-        for part in _PLAIN.findall(_NOT_PLAIN.sub("()", pattern)):
-            found[_unescaped(part)] = None
-    return sorted(found, key=len, reverse=True)[:LITERALS]
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\(.)", lambda escaped: {"n": "\n", "t": "\t"}.get(escaped[1], escaped[1]), text)
-
-
-def _lark_of(grammar: str) -> str:
-    """The Lark text of a grammar that may be several, in JSON."""
-    if not grammar.startswith("{"):
-        return grammar
-    return "\n".join(part.get("lark_grammar") or "" for part in json.loads(grammar)["grammars"])
-
-
-def _without_schemas(lark: str) -> str:
-    decoder = json.JSONDecoder()
-    parts, position = [], 0
-    while (place := lark.find("%json", position)) >= 0:
-        parts.append(lark[position:place])
-        try:
-            position = decoder.raw_decode(lark, lark.index("{", place))[1]
-        except ValueError:  # in a comment, or in a text
-            position = place + len("%json")
-    return "".join([*parts, lark[position:]])
-
-
-def most_growth(lark: str) -> int:
-    """More tokens than one token can make necessary, for most grammars.
-
-    What it opens is spelled out in the grammar, where every token has a byte at least. It is repeated as often as the
-    counts around it say, each within the others at worst, and as often as definitions within definitions refer to it.
-    """
-    counts = [int(one or other) for one, other in _COUNT.findall(lark)]
-    uses = Counter(_REFERENCE.findall(lark)).values()
-    growth = len(lark.encode())
-    for times in (*counts, *uses):
-        growth = min(growth * max(1, times), sys.maxsize)
-    return growth

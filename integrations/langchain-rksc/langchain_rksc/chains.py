@@ -39,7 +39,7 @@ class ReasoningChain(RunnableSerializable[Any, Any]):
         If a setting is unknown or outside its range.
     """
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     fixed: ClassVar[dict[str, Any]]
     """The strategy's name, and the settings that make it what it is."""
