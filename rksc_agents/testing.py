@@ -187,11 +187,12 @@ class _Script:
         start = len(prompt) - prompt[::-1].index(self._ids["<|user|>"])
         stop = prompt.index(self._ids["<|end|>"], start)
         question = str(self._tokenizer.decode(list(prompt[start:stop]))).strip()
-        known = [each for each in self._answers if question == each or question.startswith(f"{each}\n")]
-        if not known:
+        lines = f"\n{question}\n"  # instructions may follow a question, and results of tools come before it
+        known = {lines.rfind(f"\n{each}\n"): each for each in sorted(self._answers, key=len)}
+        if max(known, default=-1) < 0:
             listed = ", ".join(map(repr, self._answers)) or "nothing"
             raise ScriptError(f"the script has no answer to {question!r}; it knows {listed}")
-        return self._answers[max(known, key=len)]
+        return self._answers[known[max(known)]]
 
 
 def scripted_reasoner(
@@ -208,8 +209,8 @@ def scripted_reasoner(
     Parameters
     ----------
     script : mapping
-        From a question (the last user message, or its first lines, which instructions may follow) to its answer, a list
-        of equally likely answers, or a mapping of
+        From a question (the last user message, or whole lines of it, of which the last that is known counts) to its
+        answer, a list of equally likely answers, or a mapping of
         answers to weights.
     strategy, sampling
         As for :meth:`~rksc_agents.reasoner.RKSCReasoner.from_model`; the temperature is 1 unless given, so that the
