@@ -72,9 +72,9 @@ class TextCodec:
             added = {token.content: (number, token) for number, token in tokenizer.added_tokens_decoder.items()}
         except NotImplementedError:  # mistral-common's tokenizer has none
             added = {}
-        self.added = self._added = {content: number for content, (number, _) in added.items()}
+        self.added = {content: number for content, (number, _) in added.items()}
         harmony = HARMONY_TOKENS if {"<|channel|>", "<|message|>"} <= added.keys() else frozenset()
-        shown = {self._added[content] for content in (THINKING | harmony) & added.keys()}
+        shown = {self.added[content] for content in (THINKING | harmony) & added.keys()}
         special = {content: number for content, (number, token) in added.items() if token.special}
         special |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
         self._special = special
@@ -236,8 +236,8 @@ class TextCodec:
 
     def opens_thinking(self, tokens: Sequence[int]) -> bool:
         """Say whether a rendered prompt ends inside a thinking block, so that the answer starts in it."""
-        openings = {self._added[text] for text in OPEN_TOKENS & self._added.keys()}
-        closings = {self._added[text] for text in CLOSE_TOKENS & self._added.keys()}
+        openings = {self.added[text] for text in OPEN_TOKENS & self.added.keys()}
+        closings = {self.added[text] for text in CLOSE_TOKENS & self.added.keys()}
         for token in reversed(tokens):
             if token in openings:
                 return True
@@ -246,7 +246,7 @@ class TextCodec:
             if token in self._skipped:
                 break
         # A marker that the vocabulary defines is a marker only as that token, otherwise it is user text.
-        spelled = OPEN_TOKENS - self._added.keys()
+        spelled = OPEN_TOKENS - self.added.keys()
         return ends_inside(self.decode(tokens[-_TAIL:], skip_special_tokens=False), spelled)
 
     def _decode(self, tokens: list[int]) -> str:
@@ -299,7 +299,7 @@ class TextCodec:
             listed = getattr(self._tokenizer, "chat_control_tokens", None) or ()
             tokens = {
                 text: number
-                for text, number in (self._added | self._special).items()
+                for text, number in (self.added | self._special).items()
                 if text in self._special or text in listed or THINKING & {text} or is_control(text, written)
             }
             self._controls = (template, Controls(self._tokenizer, tokens, self._normalized))

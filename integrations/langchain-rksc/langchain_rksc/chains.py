@@ -11,7 +11,7 @@ from langchain_core.utils.pydantic import TypeBaseModel
 from pydantic import ConfigDict, Field, ValidationError
 
 from langchain_rksc.chat_models import ChatRKSC
-from langchain_rksc.runs import _at_once
+from langchain_rksc.runs import at_once
 from langchain_rksc.settings import plain, strategy_of
 from rksc_agents.errors import ConfigError
 
@@ -116,7 +116,7 @@ class ReasoningChain(RunnableSerializable[Any, Any]):
         **kwargs: Any,
     ) -> list[Any]:
         """Answer several inputs as one batch of the engine, unless ``max_concurrency`` says otherwise."""
-        configs = _at_once(config, len(inputs))
+        configs = at_once(config, len(inputs))
         return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:

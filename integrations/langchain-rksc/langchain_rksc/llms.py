@@ -19,7 +19,7 @@ from pydantic import PrivateAttr
 from langchain_rksc.asking import Ask
 from langchain_rksc.call import Call
 from langchain_rksc.fields import ModelFields
-from langchain_rksc.runs import _AT_ONCE
+from langchain_rksc.runs import AT_ONCE
 from langchain_rksc.settings import described
 from rksc_agents.errors import ConfigError
 
@@ -94,7 +94,7 @@ class RKSCLLM(ModelFields, BaseLLM):
     ) -> LLMResult:
         reasoner = self._engine.get()
         asks = [self._ask(reasoner, prompt, stop, kwargs) for prompt in prompts]
-        with ThreadPoolExecutor(max(1, min(len(asks), _AT_ONCE))) as pool:  # asked at the same time, so one batch
+        with ThreadPoolExecutor(max(1, min(len(asks), AT_ONCE))) as pool:  # asked at the same time, so one batch
             return _result(reasoner, [answer.generations for answer in pool.map(Ask.answer, asks)])
 
     async def _agenerate(

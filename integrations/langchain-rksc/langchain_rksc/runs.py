@@ -25,7 +25,7 @@ from pydantic import PrivateAttr
 from langchain_rksc.events import Progress
 from rksc_agents.config import EngineConfig
 
-_AT_ONCE: int = EngineConfig.model_fields["max_rows"].default
+AT_ONCE: int = EngineConfig.model_fields["max_rows"].default
 """Requests at once where nothing else is said: each has a branch at least, so more would wait for a row."""
 
 
@@ -134,7 +134,7 @@ class Runs(BaseChatModel):
         **kwargs: Any,
     ) -> list[AIMessage]:
         """Ask several questions as one batch of the engine, unless ``max_concurrency`` says otherwise."""
-        configs = _at_once(config, len(inputs))
+        configs = at_once(config, len(inputs))
         return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
     def batch_as_completed(
@@ -146,7 +146,7 @@ class Runs(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[tuple[int, Any]]:
         """Like :meth:`batch`; yields each answer with its question's index as it comes."""
-        configs = _at_once(config, len(inputs))
+        configs = at_once(config, len(inputs))
         yield from super().batch_as_completed(inputs, configs, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload]
 
     def generate(
@@ -166,7 +166,7 @@ class Runs(BaseChatModel):
             own = run_id if index == 0 else None
             return BaseChatModel.generate(self, [messages[index]], stop, callbacks, run_id=own, **kwargs)
 
-        with ContextThreadPoolExecutor(min(len(messages), _AT_ONCE)) as pool:
+        with ContextThreadPoolExecutor(min(len(messages), AT_ONCE)) as pool:
             results = list(pool.map(one, range(len(messages))))
         return LLMResult(
             generations=[generations for result in results for generations in result.generations],
@@ -175,10 +175,10 @@ class Runs(BaseChatModel):
         )
 
 
-def _at_once(config: RunnableConfig | Sequence[RunnableConfig] | None, count: int) -> Any:
+def at_once(config: RunnableConfig | Sequence[RunnableConfig] | None, count: int) -> Any:
     """The config with as many requests at once as the engine takes, where it does not say how many."""
     if isinstance(config, Sequence):
-        return [_at_once(one, count) for one in config]
+        return [at_once(one, count) for one in config]
     if config is not None and config.get("max_concurrency") is not None:
         return config
-    return {**(config or {}), "max_concurrency": max(1, min(count, _AT_ONCE))}
+    return {**(config or {}), "max_concurrency": max(1, min(count, AT_ONCE))}
