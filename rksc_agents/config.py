@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rksc_agents.errors import ConfigError
 
+DEFAULT_MODEL = "smollm2-135m-instruct"
+"""The model that runs where none is named."""
+
 
 class Config(BaseModel):
     """A frozen value object. A bad or unknown field raises :class:`ConfigError` at construction."""

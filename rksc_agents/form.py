@@ -45,10 +45,13 @@ class Form:
         cls,
         tools: Sequence[Mapping[str, Any]] = (),
         tool_choice: str = AUTO,
-        parallel_tool_calls: bool = True,
+        parallel_tool_calls: bool | None = None,
         grammar: Grammar | None = None,
     ) -> Form:
         """Check what a call asks for.
+
+        Where a call is demanded, one is made unless `parallel_tool_calls` is True: a small model that must call says
+        the same call again and again until its tokens are used up.
 
         Raises
         ------
@@ -64,7 +67,8 @@ class Form:
                 f"tool_choice = {tool_choice!r} with a grammar: a forced call leaves no text that could follow a "
                 "grammar; drop one of the two"
             )
-        return cls(offered, choice, bool(parallel_tool_calls), grammar)
+        parallel = choice in (AUTO, NONE) if parallel_tool_calls is None else bool(parallel_tool_calls)
+        return cls(offered, choice, parallel, grammar)
 
     def told(self, prompt: Prompt) -> Prompt:
         """The prompt, with what its answer is to look like behind the question."""

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rksc_agents.cache.budget import Budget
-from rksc_agents.config import EngineConfig, Sampling, Sharing
+from rksc_agents.config import DEFAULT_MODEL, EngineConfig, Sampling, Sharing
 from rksc_agents.engine.engine import Engine
 from rksc_agents.engine.session import Session
 from rksc_agents.errors import ConfigError
@@ -24,7 +24,6 @@ from rksc_agents.model.loader import load_model
 from rksc_agents.model.protocol import Runner, context_length
 from rksc_agents.model.runners import make_runner
 from rksc_agents.model.sampling import recommended_sampling
-from rksc_agents.model.source import DEFAULT_MODEL
 from rksc_agents.model.text import TextCodec
 from rksc_agents.model.tools import tools_of
 from rksc_agents.reasoning import SelfConsistency, Strategy
@@ -215,7 +214,8 @@ class RKSCReasoner:
             - `tools`: what the model may call, as mappings in OpenAI's form or with "name", "description" and
               "parameters". Calls are always valid, and are voted on in their canonical form.
             - `tool_choice`: "auto", "any" for at least one call, "none", or the name of the tool to call.
-            - `parallel_tool_calls`: False for one call at most.
+            - `parallel_tool_calls`: False for one call at most; by default True where the model chooses, and False
+              where a call is demanded, as small models would repeat it.
 
         Raises
         ------

@@ -25,7 +25,7 @@ from typer.testing import CliRunner, Result
 
 from rksc_agents import cli
 from rksc_agents.cli import common, housekeeping, plans
-from rksc_agents.config import EngineConfig, Sampling, Sharing
+from rksc_agents.config import DEFAULT_MODEL, EngineConfig, Sampling, Sharing
 from rksc_agents.errors import (
     ConfigError,
     ConversionError,
@@ -36,7 +36,6 @@ from rksc_agents.errors import (
     RKSCError,
 )
 from rksc_agents.model import loader
-from rksc_agents.model.source import DEFAULT_MODEL
 from rksc_agents.reasoner import RKSCReasoner
 from rksc_agents.reasoning import STRATEGIES, BestOfN, SelfConsistency, Strategy, TreeOfThought
 from rksc_agents.report.terminal import BranchView, clean, facts, one_line, plain, size, summary
@@ -320,7 +319,7 @@ def test_only_the_sampling_that_was_given_overrides(fake: Install) -> None:
     reasoner = fake()
     assert run("ask", "q").exit_code == 0
     loaded, asked = reasoner.calls
-    assert loaded == {"model": cli.DEFAULT_MODEL, "gguf_file": None, "kv_budget": None, "exit": "auto"}
+    assert loaded == {"model": DEFAULT_MODEL, "gguf_file": None, "kv_budget": None, "exit": "auto"}
     assert set(asked) == {"question", "strategy"}
     assert asked["question"] == "q"
 
@@ -614,10 +613,6 @@ def test_progress_bars_are_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch) 
     assert re.search(r"\[red\]a \[2Jb \S+ 2/5 ", drawn)
     assert re.search(r"second +\S+ 3/3 ", drawn)
     assert "\x1b[2Jb" not in screen.getvalue()
-
-
-def test_the_default_model_is_the_loaders() -> None:
-    assert cli.DEFAULT_MODEL == DEFAULT_MODEL
 
 
 class Terminal(io.StringIO):

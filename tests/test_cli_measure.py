@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 
 from rksc_agents import BestOfN, EngineConfig, RKSCReasoner, SelfConsistency
 from rksc_agents.calibrator import Calibration
-from rksc_agents.cli import DEFAULT_MODEL, app, calibration, common
-from rksc_agents.config import Sampling
+from rksc_agents.cli import app, calibration, common
+from rksc_agents.config import DEFAULT_MODEL, Sampling
 from rksc_agents.questions import Question
 from rksc_agents.testing import scripted_tokenizer
 from rksc_agents.verify.calibration import Point

@@ -17,14 +17,13 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from rksc_agents.cache.budget import Budget
-from rksc_agents.config import Config, EngineConfig
+from rksc_agents.config import DEFAULT_MODEL, Config, EngineConfig
 from rksc_agents.errors import ConfigError
 from rksc_agents.model.loader import load_model
 from rksc_agents.model.plan import Run
 from rksc_agents.model.protocol import vocabulary_size
 from rksc_agents.model.runner import TreeRunner
 from rksc_agents.model.runners import make_runner
-from rksc_agents.model.source import DEFAULT_MODEL
 
 
 class StepRow(Config):

@@ -14,11 +14,11 @@ import typer
 
 from rksc_agents.cli.ask import ask as _ask  # by another name: `cli.ask` is the module
 from rksc_agents.cli.calibration import calibrate
-from rksc_agents.cli.common import DEFAULT_MODEL, STYLE, Commands
+from rksc_agents.cli.common import STYLE, Commands
 from rksc_agents.cli.housekeeping import cache, doctor
 from rksc_agents.cli.measure import bench
 
-__all__ = ["DEFAULT_MODEL", "app", "main"]
+__all__ = ["app", "main"]
 
 
 def _print_version(wanted: bool) -> None:

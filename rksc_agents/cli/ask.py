@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rksc_agents.cli import common, plans
-from rksc_agents.config import EngineConfig, Sampling, Sharing
+from rksc_agents.config import DEFAULT_MODEL, EngineConfig, Sampling, Sharing
 from rksc_agents.errors import EngineError
 from rksc_agents.types import Answer, Prompt, ReasoningResult, SharingMode
 
@@ -25,7 +25,7 @@ REFRESH_S = 0.1  # a faster redraw costs the model time and the eye sees no more
 def ask(
     *,
     question: Annotated[str, typer.Argument(help='The question; "-" reads it from standard input.')],
-    model: common.Model = common.DEFAULT_MODEL,
+    model: common.Model = DEFAULT_MODEL,
     gguf_file: common.GGUFFile = None,
     strategy: plans.Name = "self-consistency",
     branches: plans.Branches = None,

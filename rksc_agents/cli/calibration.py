@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rksc_agents.cli import common
-from rksc_agents.config import Sampling
+from rksc_agents.config import DEFAULT_MODEL, Sampling
 
 if TYPE_CHECKING:
     from rksc_agents.calibrator import Calibration
@@ -29,7 +29,7 @@ def calibrate(
     data: Annotated[
         list[Path], typer.Option(metavar="FILE", help="Questions, one JSON object per line; may be repeated.")
     ],
-    model: common.Model = common.DEFAULT_MODEL,
+    model: common.Model = DEFAULT_MODEL,
     gguf_file: common.GGUFFile = None,
     strategy: Annotated[
         str, typer.Option(metavar=f"[{'|'.join(STRATEGIES)}]", help="What will be used, deciding by verifier.")

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rksc_agents.reasoner import RKSCReasoner
     from rksc_agents.verify.verifier import Verifier
 
-DEFAULT_MODEL = "smollm2-135m-instruct"  # as in model/source.py, which cannot be imported without transformers
 PROBING = ("self", "judge", "self-calibrated")
 """Names of the verifiers that ask the model itself."""
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from rksc_agents.cli import common
+from rksc_agents.config import DEFAULT_MODEL
 
 bench = typer.Typer(help="Measure this package: its steps, what it shares, what it spares.", **common.STYLE)
 
@@ -20,7 +21,7 @@ DATA = "Questions, one JSON object per line"
 @bench.command("steps")
 def steps(
     *,
-    model: Model = common.DEFAULT_MODEL,
+    model: Model = DEFAULT_MODEL,
     branches: Annotated[list[int] | None, typer.Option(help="Rows per step; may be repeated. 1, 8, 32.")] = None,
     prefix: Annotated[list[int] | None, typer.Option(help="Tokens they share; may be repeated. 1024.")] = None,
     steps: Annotated[int, typer.Option(help="Timed steps of each.")] = 24,
@@ -50,7 +51,7 @@ def sharing(
     data: Annotated[
         Path, typer.Option(metavar="FILE", help=f"{DATA}, each with two or more `prompts` that put it differently.")
     ],
-    model: Model = common.DEFAULT_MODEL,
+    model: Model = DEFAULT_MODEL,
     limit: Annotated[int | None, typer.Option(help="Questions at most.")] = None,
     first: Annotated[
         list[int] | None,
@@ -90,7 +91,7 @@ def sharing(
 def exits(
     *,
     data: Annotated[list[Path], typer.Option(metavar="FILE", help=f"{DATA}; may be repeated.")],
-    model: Model = common.DEFAULT_MODEL,
+    model: Model = DEFAULT_MODEL,
     limit: Annotated[int | None, typer.Option(help="Questions of each file at most.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Which questions are drawn.")] = 0,
     verifier: common.Probing = "self",
@@ -137,7 +138,7 @@ def tools(
     data: Annotated[
         Path, typer.Option(metavar="FILE", help="Tasks, one JSON object per line: question, tools, answer, accept.")
     ],
-    model: Model = common.DEFAULT_MODEL,
+    model: Model = DEFAULT_MODEL,
     limit: Annotated[int | None, typer.Option(min=1, help="Tasks at most.")] = None,
     branches: Annotated[int, typer.Option(min=1, max=1024, help="Branches that vote.")] = 5,
     temperature: Annotated[float, typer.Option(min=0, help="Of the branches that vote.")] = 0.7,

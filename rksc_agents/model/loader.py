@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from rksc_agents.config import DEFAULT_MODEL
 from rksc_agents.errors import ConfigError, ModelLoadError
 from rksc_agents.model.converted import ConvertedCopies
 from rksc_agents.model.device import checked_device, default_dtype
 from rksc_agents.model.gguf import check_complete, read_gguf
-from rksc_agents.model.source import DEFAULT_MODEL, HUB_ARGUMENTS, Source, explained, resolve
+from rksc_agents.model.source import HUB_ARGUMENTS, Source, explained, resolve
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _RESERVED = {

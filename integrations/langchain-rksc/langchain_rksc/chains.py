@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from langchain_rksc.chat_models import ChatRKSC
 from langchain_rksc.runs import at_once
-from langchain_rksc.settings import plain, strategy_of
+from rksc_agents.adapter.settings import plain, strategy_of
 from rksc_agents.errors import ConfigError
 
 

@@ -23,9 +23,10 @@ from langchain_rksc.events import Progress
 from langchain_rksc.fields import ModelFields
 from langchain_rksc.messages import conversation
 from langchain_rksc.runs import Runs
-from langchain_rksc.settings import described
 from langchain_rksc.structured import Method, Structured, structured_output
-from langchain_rksc.tools import ToolChoice, ToolLike, choice_of, openai_tools
+from langchain_rksc.tools import ToolLike, openai_tools
+from rksc_agents.adapter.call import ToolChoice, choice_of
+from rksc_agents.adapter.settings import described
 
 if TYPE_CHECKING:
     from rksc_agents import RKSCReasoner
@@ -86,7 +87,7 @@ class ChatRKSC(ModelFields, Runs):
     so that equal calls give equal answers; set `seed` for others.
 
     A strategy with several branches tells what they do by the custom events "rksc_branch_end",
-    "rksc_branch_verified" and "rksc_votes" (:func:`langchain_rksc.events.custom_event`), under the model's run. A
+    "rksc_branch_verified" and "rksc_votes" (:func:`rksc_agents.adapter.progress.told`), under the model's run. A
     stream of it brings the winning answer once it is known; "direct" streams tokens.
     """
 

@@ -19,6 +19,7 @@ from langchain_rksc.outputs import (
     tool_calls_of,
     usage_of,
 )
+from rksc_agents.adapter.progress import Grown
 from rksc_agents.types import BranchToken, Event, ReasoningResult
 
 
@@ -88,28 +89,6 @@ class Chunks:
         if last is None:
             return reasoning_block(text, branch) | {"extras": {"branch": branch}}
         return reasoning_block(text if last == kind else f"\n\n{text}", branch)
-
-
-class Grown:
-    """A text that grows piece by piece, its last white space held back: the whole may not have it."""
-
-    def __init__(self) -> None:
-        self.shown = ""
-        self._held = ""
-
-    def push(self, piece: str) -> str:
-        """Add a piece; return what may be shown."""
-        self._held += piece
-        new = self._held.rstrip()
-        self._held = self._held[len(new) :]
-        self.shown += new
-        return new
-
-    def rest(self, whole: str) -> str:
-        """What of the whole is left to be shown."""
-        new = whole.removeprefix(self.shown) if whole.startswith(self.shown) else ""
-        self.shown += new
-        return new
 
 
 def _chunk(content: Content) -> ChatGenerationChunk:

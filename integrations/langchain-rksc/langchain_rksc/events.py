@@ -10,31 +10,10 @@ from uuid import UUID
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.callbacks.manager import BaseRunManager, ahandle_event, handle_event
 
-from rksc_agents.types import BranchEnd, BranchVerified, Event, VoteChanged
-
-BRANCH_END = "rksc_branch_end"
-BRANCH_VERIFIED = "rksc_branch_verified"
-VOTES = "rksc_votes"
+from rksc_agents.adapter.progress import told
+from rksc_agents.types import Event
 
 _SILENT = (BaseCallbackHandler.on_custom_event, AsyncCallbackHandler.on_custom_event)
-
-
-def custom_event(event: Event) -> tuple[str, dict[str, Any]] | None:
-    """Name and data of the custom event for what happened; None where there is none.
-
-    - "rksc_branch_end": `branch`, `finish_reason`, `answer`, `text`.
-    - "rksc_branch_verified": `branch` and the fields of its :class:`~rksc_agents.types.Verdict`.
-    - "rksc_votes": `votes`, best first, each with `answer`, `weight` and `branches`.
-    """
-    match event:
-        case BranchEnd(branch=branch, finish_reason=reason, text=text, answer=answer):
-            return BRANCH_END, {"branch": branch, "finish_reason": reason, "answer": answer, "text": text}
-        case BranchVerified(branch=branch, verdict=verdict):
-            return BRANCH_VERIFIED, {"branch": branch, **verdict.model_dump()}
-        case VoteChanged(votes=votes):
-            return VOTES, {"votes": [vote.model_dump(mode="json") for vote in votes]}
-        case _:
-            return None
 
 
 @dataclass(frozen=True)
@@ -68,12 +47,12 @@ class Progress:
 
     def send(self, event: Event) -> None:
         """Tell the handlers what happened."""
-        if (custom := custom_event(event)) is not None:
+        if (custom := told(event)) is not None:
             handle_event(self.listeners, *self._call, *custom, **self._run)
 
     async def asend(self, event: Event) -> None:
         """Like :meth:`send`, awaiting asynchronous handlers."""
-        if (custom := custom_event(event)) is not None:
+        if (custom := told(event)) is not None:
             await ahandle_event(self.listeners, *self._call, *custom, **self._run)
 
     @property

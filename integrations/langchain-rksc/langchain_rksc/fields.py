@@ -14,11 +14,12 @@ from langchain_core.load.serializable import Serializable
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 import rksc_agents
-from langchain_rksc.call import MADE, SAMPLING, SETTINGS, Call
-from langchain_rksc.engine import Engine
-from langchain_rksc.outputs import PROVIDER
-from langchain_rksc.settings import described, engine_of, plain, sharing_of
-from rksc_agents.config import EngineConfig, Sampling, Sharing
+from langchain_rksc.call import SETTINGS, Call
+from rksc_agents.adapter.call import MADE, SAMPLING
+from rksc_agents.adapter.lazy import LazyReasoner
+from rksc_agents.adapter.results import PROVIDER
+from rksc_agents.adapter.settings import described, engine_of, plain, sharing_of
+from rksc_agents.config import DEFAULT_MODEL, EngineConfig, Sampling, Sharing
 from rksc_agents.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     EngineLike = EngineConfig | Mapping[str, Any]
 else:  # what would name them imports torch
     StrategyLike = ExitLike = SharingLike = EngineLike = Any
-
-DEFAULT_MODEL = "smollm2-135m-instruct"
-"""As in :mod:`rksc_agents.model.source`, which imports torch."""
 
 _HIDDEN = ("shared_engine",)
 
@@ -58,7 +56,7 @@ class ModelFields(Serializable):
     load_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
     stream_reasoning: bool = False
     streaming: bool = False
-    shared_engine: Engine | None = Field(default=None, exclude=True, repr=False)
+    shared_engine: LazyReasoner | None = Field(default=None, exclude=True, repr=False)
 
     model_config = ConfigDict(
         extra="forbid", populate_by_name=True, arbitrary_types_allowed=True, validate_default=False
@@ -96,7 +94,7 @@ class ModelFields(Serializable):
         model = fields.pop("model_name", fields.pop("model", None))
         if model not in (None, reasoner.name):
             raise ConfigError(f"model = {model!r} with a reasoner of {reasoner.name!r}: leave model out")
-        return {**fields, "model": reasoner.name, "shared_engine": Engine.of(reasoner)}
+        return {**fields, "model": reasoner.name, "shared_engine": LazyReasoner.of(reasoner)}
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
@@ -119,7 +117,7 @@ class ModelFields(Serializable):
         self._engine.close()
 
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> LazyReasoner:
         engine = self.shared_engine
         if engine is None or not self._served():  # a copy with another model
             engine = self.shared_engine = self._new_engine()
@@ -129,14 +127,14 @@ class ModelFields(Serializable):
         engine = self.shared_engine
         return engine is not None and engine.serves(self.model, self.load_kwargs, engine_of(self.engine))
 
-    def _new_engine(self) -> Engine:
-        return Engine(self.model, self.load_kwargs, engine_of(self.engine))
+    def _new_engine(self) -> LazyReasoner:
+        return LazyReasoner(self.model, self.load_kwargs, engine_of(self.engine))
 
     # -- one call -------------------------------------------------------------------------------
 
     def _call(self, stop: list[str] | None, given: Mapping[str, Any]) -> Call:
         own = {name: getattr(self, name) for name in SETTINGS}
-        return Call.of(own, self.model, stop, given)
+        return Call.of(own, self.model, stop, given, type(self).__name__)
 
     # -- what is written down -------------------------------------------------------------------
 

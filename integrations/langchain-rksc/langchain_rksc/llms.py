@@ -20,7 +20,7 @@ from langchain_rksc.asking import Ask
 from langchain_rksc.call import Call
 from langchain_rksc.fields import ModelFields
 from langchain_rksc.runs import AT_ONCE
-from langchain_rksc.settings import described
+from rksc_agents.adapter.settings import described
 from rksc_agents.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,13 +12,10 @@ from langchain_core.messages.tool import invalid_tool_call, tool_call
 from langchain_core.outputs import ChatGeneration
 from langchain_core.utils.json import parse_partial_json
 
+from rksc_agents.adapter.results import PROVIDER, call_ids, finish_reason, id_of, logprobs_of
 from rksc_agents.types import ReasoningResult
 
-PROVIDER = "rksc"
-
 Content = str | list[str | dict[str, Any]]
-
-_FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 def message_of(result: ReasoningResult, metadata: dict[str, Any], asked: str) -> AIMessage:
@@ -74,9 +70,9 @@ def text_block(text: str, index: int) -> dict[str, Any]:
 
 def tool_calls_of(result: ReasoningResult, asked: str) -> list[ToolCall]:
     """The winner's tool calls. Their ids are the same for the same calls in answer to the same conversation."""
+    ids = call_ids(result, asked)
     return [
-        tool_call(name=call.name, args=call.arguments, id=_id(asked, index, call.name, call.arguments))
-        for index, call in enumerate(result.tool_calls)
+        tool_call(name=call.name, args=call.arguments, id=id_) for id_, call in zip(ids, result.tool_calls, strict=True)
     ]
 
 
@@ -84,13 +80,9 @@ def invalid_tool_calls_of(result: ReasoningResult, asked: str) -> list[InvalidTo
     """What looks like a call of the winner and is none."""
     calls = []
     for index, call in enumerate(result.invalid_tool_calls):
-        id_ = _id(asked, index, call.text)
+        id_ = id_of(asked, index, call.text)
         calls.append(invalid_tool_call(name=call.name, args=_unreadable(call.text), id=id_, error=call.error))
     return calls
-
-
-def _id(*parts: object) -> str:
-    return "call_" + hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
 def _unreadable(text: str) -> str:
@@ -139,57 +131,3 @@ def metadata_of(
     if decode is not None:
         metadata["logprobs"] = {"content": logprobs_of(result, decode)}
     return metadata
-
-
-def finish_reason(result: ReasoningResult) -> str:
-    """Why the winner ended: "stop", "length", "tool_calls", or the core's own word for what cut it short."""
-    if result.tool_calls:
-        return "tool_calls"
-    return _FINISH.get(result.finish_reason, result.finish_reason)
-
-
-def logprobs_of(result: ReasoningResult, decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
-    """The winner's tokens with their log-probabilities, in OpenAI's form.
-
-    The bytes of a token that holds a part of a character are not known: None.
-    """
-    content = []
-    for branch in result.line:
-        for token, logprob in zip(branch.tokens, branch.logprobs, strict=True):
-            text = decode([token])
-            known = "\N{REPLACEMENT CHARACTER}" not in text
-            content.append(
-                {
-                    "token": text,
-                    "bytes": list(text.encode()) if known else None,
-                    "logprob": logprob,
-                    "top_logprobs": [],
-                }
-            )
-    return content
-
-
-# -- several answers ----------------------------------------------------------------------------
-
-
-def each_branch(result: ReasoningResult, strategy: str) -> list[ReasoningResult]:
-    """One result per branch, in the order of the branches, where every branch is an answer that was asked for.
-
-    Each tells what the whole request took; no branch has lost, so none counts as reasoning.
-    """
-    usage = result.usage.model_copy(update={"completion_tokens_winner": result.usage.completion_tokens})
-    return [
-        result.model_copy(
-            update={
-                "answer": branch.answer,
-                "text": branch.text,
-                "tool_calls": branch.tool_calls,
-                "invalid_tool_calls": branch.invalid_tool_calls,
-                "strategy": strategy,
-                "rule": None,
-                "winner": index,
-                "usage": usage,
-            }
-        )
-        for index, branch in enumerate(result.branches)
-    ]

@@ -17,7 +17,6 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_support import HI, SIX, scripted
 
 from langchain_rksc import ChatRKSC
-from langchain_rksc.fields import DEFAULT_MODEL
 from rksc_agents import (
     BestOfN,
     ConfigError,
@@ -30,7 +29,7 @@ from rksc_agents import (
     SelfConsistency,
     Sharing,
 )
-from rksc_agents.model import source
+from rksc_agents.config import DEFAULT_MODEL
 
 THREE = SelfConsistency(branches=3, stop=None)
 
@@ -58,7 +57,6 @@ def test_construction_loads_nothing() -> None:
 
 
 def test_the_default_model_is_the_cores() -> None:
-    assert source.DEFAULT_MODEL == DEFAULT_MODEL
     assert ChatRKSC().model == DEFAULT_MODEL
 
 

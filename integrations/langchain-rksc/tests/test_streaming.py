@@ -18,9 +18,9 @@ from langchain_core.runnables import RunnableLambda
 from langchain_support import HI, SIX, AsyncRecorder, Recorder, added, essence, scripted, until
 
 from langchain_rksc import ChatRKSC
-from langchain_rksc.chunks import Grown
 from langchain_rksc.events import Progress
 from rksc_agents import ConfigError, RKSCReasoner, SelfConsistency
+from rksc_agents.adapter.progress import Grown
 
 THREE = SelfConsistency(branches=3, stop=None)
 CASES = [

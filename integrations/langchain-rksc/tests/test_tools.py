@@ -13,9 +13,12 @@ from tool_support import FIVE, Person, PersonDict, add, scripted, weather
 
 from langchain_rksc import ChatRKSC
 from langchain_rksc.call import Call
-from langchain_rksc.tools import choice_of, grammar_of, openai_tools
+from langchain_rksc.tools import openai_tools, schema_of
 from rksc_agents import ConfigError, RKSCReasoner
-from rksc_agents.model.grammar import JSONSchema, Regex
+from rksc_agents.adapter.call import choice_of
+from rksc_agents.adapter.call import grammar_of as grammar_with
+from rksc_agents.form import Form
+from rksc_agents.model.grammar import Grammar, JSONSchema, Regex
 
 
 @pytest.fixture
@@ -73,16 +76,25 @@ def test_what_is_no_tool_raises() -> None:
             ChatRKSC().bind_tools(wrong)
 
 
+def grammar_of(format_: Any) -> Grammar | None:
+    return grammar_with(format_, schema_of)
+
+
 def options(**given: Any) -> Any:
     return Call.of({}, "m", None, given).options
 
 
 def test_one_call_where_a_call_is_demanded() -> None:
-    assert options(tools=TOOLS)["parallel_tool_calls"]
-    assert options(tools=TOOLS, tool_choice="auto")["parallel_tool_calls"]
-    assert not options(tools=TOOLS, tool_choice="any")["parallel_tool_calls"]
-    assert options(tools=TOOLS, tool_choice="any", parallel_tool_calls=True)["parallel_tool_calls"]
-    assert not options(tools=TOOLS, parallel_tool_calls=False)["parallel_tool_calls"]
+    def parallel(**given: Any) -> bool:
+        asked = options(tools=TOOLS, **given)
+        return Form.of(**{name: asked[name] for name in ("tools", *given)}).parallel
+
+    assert parallel()
+    assert parallel(tool_choice="auto")
+    assert not parallel(tool_choice="any")
+    assert not parallel(tool_choice="add")
+    assert parallel(tool_choice="any", parallel_tool_calls=True)
+    assert not parallel(parallel_tool_calls=False)
     assert "tools" not in options(tools=[])
     assert options(tools=[], tool_choice="none") == {}
 

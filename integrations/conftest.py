@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rksc_agents import EngineConfig, RKSCReasoner
-from rksc_agents.model.source import DEFAULT_MODEL
+from rksc_agents.config import DEFAULT_MODEL
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The reasoner behind a model object: loaded at its first use, or injected."""
+"""A reasoner behind a framework's object: loaded at its first use, or injected."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rksc_agents import RKSCReasoner
 
 
-class Engine:
-    """One reasoner that several model objects share.
+class LazyReasoner:
+    """One reasoner that several objects share, loaded when it is first used.
 
     It may be asked for from any thread and any event loop at once; the model is loaded once, in a thread of its own.
 
@@ -26,14 +26,14 @@ class Engine:
         What :meth:`~rksc_agents.reasoner.RKSCReasoner.from_pretrained` loads.
     load_kwargs : mapping
         Passed on to it, untouched.
-    config : EngineConfig or None
+    engine : EngineConfig or None
         KV budget and sizes of a step.
     """
 
-    def __init__(self, model: str, load_kwargs: Mapping[str, Any], config: EngineConfig | None) -> None:
+    def __init__(self, model: str, load_kwargs: Mapping[str, Any], engine: EngineConfig | None) -> None:
         self.model = model
         self.load_kwargs = dict(load_kwargs)
-        self.config = config
+        self.engine = engine
         self._injected: RKSCReasoner | None = None
         self._lock = threading.Lock()
         self._future: Future[RKSCReasoner] | None = None
@@ -41,16 +41,16 @@ class Engine:
 
     @classmethod
     def of(cls, reasoner: RKSCReasoner) -> Self:
-        """The engine of a live reasoner, which stays its owner's to close."""
-        engine = cls(reasoner.name, {}, None)
-        engine._injected = reasoner
-        return engine
+        """A live reasoner, which stays its owner's to close."""
+        lazy = cls(reasoner.name, {}, None)
+        lazy._injected = reasoner
+        return lazy
 
-    def serves(self, model: str, load_kwargs: Mapping[str, Any], config: EngineConfig | None) -> bool:
-        """Whether it is the engine of a model object with these settings."""
+    def serves(self, model: str, load_kwargs: Mapping[str, Any], engine: EngineConfig | None) -> bool:
+        """Whether it is the reasoner of an object with these settings."""
         if self._injected is not None:
             return model == self.model
-        return (model, dict(load_kwargs), config) == (self.model, self.load_kwargs, self.config)
+        return (model, dict(load_kwargs), engine) == (self.model, self.load_kwargs, self.engine)
 
     @property
     def injected(self) -> RKSCReasoner | None:
@@ -104,7 +104,7 @@ class Engine:
         try:
             from rksc_agents import RKSCReasoner
 
-            reasoner = RKSCReasoner.from_pretrained(self.model, engine=self.config, **self.load_kwargs)
+            reasoner = RKSCReasoner.from_pretrained(self.model, engine=self.engine, **self.load_kwargs)
         except BaseException as error:
             with self._lock:
                 self._future = None
@@ -113,5 +113,5 @@ class Engine:
             future.set_result(reasoner)
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Copies of a model object share its engine."""
+        """Copies of an object share its reasoner."""
         return self
