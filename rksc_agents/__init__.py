@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         RKSCError,
         UnsupportedModelError,
     )
+    from rksc_agents.events import Answer, BranchEnd, BranchToken, BranchVerified, Event, VoteChanged
     from rksc_agents.model.grammar import Choice, Grammar, JSONSchema, Lark, Regex
     from rksc_agents.model.runners import PerBranchWarning
     from rksc_agents.reasoner import RKSCReasoner
@@ -39,15 +40,11 @@ if TYPE_CHECKING:
     from rksc_agents.reasoning.judging import CertificateWarning
     from rksc_agents.request import Options
     from rksc_agents.types import (
-        Answer,
         Branch,
-        BranchEnd,
-        BranchToken,
-        BranchVerified,
-        Event,
         InvalidToolCall,
         KVUsage,
         ReasoningResult,
+        Rendered,
         SharingRecord,
         Timings,
         ToolCall,
@@ -55,7 +52,6 @@ if TYPE_CHECKING:
         Verdict,
         VerificationUsage,
         Vote,
-        VoteChanged,
     )
     from rksc_agents.verify.callable_verifier import CallableVerifier
     from rksc_agents.verify.certificate import Certificate
@@ -74,6 +70,7 @@ _HOMES = {
         "ConfigError", "ConversionError", "EngineClosedError", "EngineError", "KVBudgetError", "ModelLoadError",
         "PromptTooLongError", "RKSCError", "UnsupportedModelError",
     ],
+    "rksc_agents.events": ["Answer", "BranchEnd", "BranchToken", "BranchVerified", "Event", "VoteChanged"],
     "rksc_agents.model.grammar": ["Choice", "Grammar", "JSONSchema", "Lark", "Regex"],
     "rksc_agents.model.runners": ["PerBranchWarning"],
     "rksc_agents.reasoner": ["RKSCReasoner"],
@@ -83,9 +80,8 @@ _HOMES = {
     "rksc_agents.reasoning.judging": ["CertificateWarning"],
     "rksc_agents.request": ["Options"],
     "rksc_agents.types": [
-        "Answer", "Branch", "BranchEnd", "BranchToken", "BranchVerified", "Event", "InvalidToolCall", "KVUsage",
-        "ReasoningResult", "SharingRecord", "Timings", "ToolCall", "Usage", "Verdict", "VerificationUsage", "Vote",
-        "VoteChanged",
+        "Branch", "InvalidToolCall", "KVUsage", "ReasoningResult", "Rendered", "SharingRecord", "Timings", "ToolCall",
+        "Usage", "Verdict", "VerificationUsage", "Vote",
     ],
     "rksc_agents.verify.callable_verifier": ["CallableVerifier"],
     "rksc_agents.verify.certificate": ["Certificate"],
@@ -136,6 +132,7 @@ __all__ = [
     "RKSCReasoner",
     "ReasoningResult",
     "Regex",
+    "Rendered",
     "RewardModelVerifier",
     "Sampling",
     "SelfConsistency",

@@ -16,7 +16,7 @@ from rksc_agents.model.tools.spec import ANY, AUTO, NONE
 from rksc_agents.reasoning.answers import AnswerExtractor
 from rksc_agents.reasoning.hints import hinted
 from rksc_agents.reasoning.reading import JSONReader, Reader, TextReader, ToolReader
-from rksc_agents.types import Prompt
+from rksc_agents.types import Prompt, Rendered
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class Form:
         return cls(offered, choice, parallel, grammar)
 
     def told(self, prompt: Prompt) -> Prompt:
-        """The prompt, with what its answer is to look like behind the question."""
+        """The prompt, with what its answer is to look like behind the question; a rendered one as it is."""
         instruction = self.grammar.instruction if self.grammar is not None else None
-        if instruction is None:
+        if instruction is None or isinstance(prompt, Rendered):
             return prompt
         if not isinstance(prompt, str) and not any(message.get("role") == "user" for message in prompt):
             return [*prompt, {"role": "user", "content": instruction}]

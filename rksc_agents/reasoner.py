@@ -18,6 +18,7 @@ from rksc_agents.config import DEFAULT_MODEL, EngineConfig, Sampling, Sharing
 from rksc_agents.engine.engine import Engine
 from rksc_agents.engine.session import Session
 from rksc_agents.errors import ConfigError
+from rksc_agents.events import Answer, Event
 from rksc_agents.model.device import kv_limit
 from rksc_agents.model.fingerprint import model_hash
 from rksc_agents.model.loader import load_model
@@ -30,7 +31,7 @@ from rksc_agents.reasoning import SelfConsistency, Strategy
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.result import result_of
 from rksc_agents.request import Desk, Exit, Options, sharing_of, strategy_of
-from rksc_agents.types import Answer, Event, Prompt, ReasoningResult, SharingMode
+from rksc_agents.types import Prompt, ReasoningResult, SharingMode
 
 if TYPE_CHECKING:
     from langchain_rksc import ChatRKSC
@@ -202,10 +203,12 @@ class RKSCReasoner:
         Parameters
         ----------
         question : str or sequence of messages
-            A user's question, or a conversation as mappings with "role" and "content".
+            A user's question, or a conversation as mappings with "role" and "content"; a text that is rendered for the
+            model already as :class:`~rksc_agents.types.Rendered`.
         **options
             What differs from the reasoner's own for this call: `strategy`; `phrasings`, other ways to put the
-            question, which branches take in turn; `sharing`; `exit`; the fields of
+            question, which branches take in turn; `sharing`; `like`, earlier prompts whose cached KV the question's
+            prompt may take with sharing "aligned"; `exit`; the fields of
             :class:`~rksc_agents.config.Sampling`, such as `temperature`, `max_tokens`, `seed`; and what the answer is
             to look like:
 
@@ -266,7 +269,7 @@ class RKSCReasoner:
         return [task.result() for task in tasks]
 
     def stream(self, question: Prompt, **options: Unpack[Options]) -> Iterator[Event]:
-        """Answer a question and yield what happens; the last event is an :class:`~rksc_agents.types.Answer`.
+        """Answer a question and yield what happens; the last event is an :class:`~rksc_agents.events.Answer`.
 
         The run starts with the first event asked for. Closing the iterator cancels it and frees its rows and KV.
         """
@@ -354,6 +357,11 @@ class RKSCReasoner:
     def count_prompt_tokens(self, question: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> int:
         """How many tokens a question or conversation has as the model reads it."""
         return len(self._desk.codec.encode(question, tools_of(tools)))
+
+    @property
+    def is_chat_model(self) -> bool:
+        """Whether the model's tokenizer has a chat template."""
+        return self._desk.codec.is_chat
 
     @property
     def context(self) -> int:

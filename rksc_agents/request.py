@@ -37,6 +37,7 @@ class Options(TypedDict, total=False):
     strategy: Strategy | str | None
     phrasings: Sequence[Prompt]
     sharing: Sharing | SharingMode | None
+    like: Sequence[Prompt]
     exit: Exit | None
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str
@@ -110,9 +111,11 @@ class Desk:
         phrasings: Sequence[Prompt] = given.pop("phrasings", ())
         if isinstance(phrasings, (str, Mapping)) or not isinstance(phrasings, Sequence):
             raise ConfigError(f"phrasings = {phrasings!r}: give a list of other ways to put the question")
-        shared = given.pop("sharing", None)
         exit_ = given.pop("exit", None)
         form = Form.of(**{name: given.pop(name) for name in _FORM if name in given})
+        shared = given.pop("sharing", None)
+        sharing = self.sharing if shared is None else sharing_of(shared)
+        like = self._like(given.pop("like", ()), sharing, form)
         sampling = self.sampling.replace(**given) if given else self.sampling
         asked = strategy.prompts(question, phrasings)
         prompts = tuple(self.codec.encode(form.told(prompt), form.tools) for prompt in asked)
@@ -131,10 +134,21 @@ class Desk:
             verifier=strategy.checker,
             exits=exits,
             differing=differing,
-            sharing=self.sharing if shared is None else sharing_of(shared),
+            sharing=sharing,
+            like=like,
             constraint=constraint,
         )
         return Request(question, prompts, strategy, settings, thinking_opened)
+
+    def _like(self, prompts: Sequence[Prompt], sharing: Sharing, form: Form) -> tuple[tuple[int, ...], ...]:
+        if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Sequence):
+            raise ConfigError(f"like = {prompts!r}: give a list of earlier prompts")
+        if prompts and sharing.mode != "aligned":
+            raise ConfigError(
+                f"like = {len(prompts)} prompts with sharing {sharing.mode!r}, which takes nothing from other "
+                "positions: set sharing='aligned', or drop them"
+            )
+        return tuple(self.codec.encode(form.told(prompt), form.tools) for prompt in prompts)
 
     def exits(self, exit_: Exit, strategy: Strategy, sampling: Sampling) -> tuple[ExitConfig, tuple[str, ...]]:
         """The thresholds that `exit_` names, and what differs from what their certificate was made for."""

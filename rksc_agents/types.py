@@ -1,9 +1,8 @@
-"""What goes in and what comes out: messages, results, events."""
+"""What goes in and what comes out: messages and results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -20,6 +19,15 @@ Messages = Sequence[Mapping[str, Any]]
 
 Prompt = str | Messages
 """A question (one user turn) or a conversation."""
+
+
+class Rendered(str):
+    """A prompt as the model reads it: no chat template is applied, and control tokens in it are control tokens.
+
+    Do not build one of texts that you do not trust.
+    """
+
+    __slots__ = ()
 
 
 class Record(BaseModel):
@@ -355,53 +363,3 @@ class ReasoningResult(Record):
             "kv_bytes": self.kv.peak_bytes,
             "timings": self.timings.model_dump(),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class BranchToken:
-    """A branch grew: `text` and `thinking` are what became readable, possibly nothing (held back).
-
-    The texts of a branch add up to what it wrote outside and inside its thinking markers; tool calls are not shown.
-    What an answer is in the end says :class:`BranchEnd`.
-    """
-
-    branch: int
-    token: int
-    text: str
-    thinking: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class BranchEnd:
-    """A branch ended."""
-
-    branch: int
-    finish_reason: FinishReason
-    text: str
-    answer: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class BranchVerified:
-    """A branch has its verdict."""
-
-    branch: int
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class VoteChanged:
-    """The standing of the vote after a branch ended, best first."""
-
-    votes: tuple[Vote, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The end of a run."""
-
-    result: ReasoningResult
-
-
-Event = BranchToken | BranchEnd | BranchVerified | VoteChanged | Answer
-"""What a streaming run yields, the last one an :class:`Answer`."""

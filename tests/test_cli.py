@@ -35,17 +35,13 @@ from rksc_agents.errors import (
     PromptTooLongError,
     RKSCError,
 )
+from rksc_agents.events import Answer, BranchEnd, BranchToken, BranchVerified, Event, VoteChanged
 from rksc_agents.model import loader
 from rksc_agents.reasoner import RKSCReasoner
 from rksc_agents.reasoning import STRATEGIES, BestOfN, SelfConsistency, Strategy, TreeOfThought
 from rksc_agents.report.terminal import BranchView, clean, facts, one_line, plain, size, summary
 from rksc_agents.types import (
-    Answer,
     Branch,
-    BranchEnd,
-    BranchToken,
-    BranchVerified,
-    Event,
     KVUsage,
     ReasoningResult,
     SharingRecord,
@@ -54,7 +50,6 @@ from rksc_agents.types import (
     Verdict,
     VerificationUsage,
     Vote,
-    VoteChanged,
 )
 from rksc_agents.verify.callable_verifier import CallableVerifier
 from rksc_agents.verify.certificate import Certificate

@@ -17,12 +17,13 @@ from rksc_agents import BestOfN, ConfigError, PromptTooLongError, ReasoningResul
 from rksc_agents.config import EngineConfig
 from rksc_agents.engine.cursor import Cursor
 from rksc_agents.engine.session import Session
+from rksc_agents.events import Answer, BranchVerified
 from rksc_agents.model.exits import ExitRule
 from rksc_agents.model.runners import make_runner
 from rksc_agents.model.text import TextCodec
 from rksc_agents.model.thinking import closing_marker
 from rksc_agents.testing import scripted_reasoner, scripted_tokenizer
-from rksc_agents.types import Answer, BranchVerified, Prompt, Verdict
+from rksc_agents.types import Prompt, Verdict
 from rksc_agents.verify.decisions import sigmoid
 from rksc_agents.verify.early_exit import FittedExit, RawExit, Record
 from rksc_agents.verify.gates import PRESETS, ExitConfig

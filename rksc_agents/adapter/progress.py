@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rksc_agents.types import BranchEnd, BranchVerified, Event, VoteChanged
+from rksc_agents.events import BranchEnd, BranchVerified, Event, VoteChanged
 
 BRANCH_END = "rksc_branch_end"
 BRANCH_VERIFIED = "rksc_branch_verified"

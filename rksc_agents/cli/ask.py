@@ -13,7 +13,8 @@ import typer
 from rksc_agents.cli import common, plans
 from rksc_agents.config import DEFAULT_MODEL, EngineConfig, Sampling, Sharing
 from rksc_agents.errors import EngineError
-from rksc_agents.types import Answer, Prompt, ReasoningResult, SharingMode
+from rksc_agents.events import Answer
+from rksc_agents.types import Prompt, ReasoningResult, SharingMode
 
 if TYPE_CHECKING:
     from rksc_agents.reasoner import RKSCReasoner

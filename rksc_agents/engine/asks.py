@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rksc_agents.cache.alignment import align
+from rksc_agents.cache.alignment import Alignment, align
 from rksc_agents.config import Sharing
 from rksc_agents.engine.cursor import Cursor
 from rksc_agents.engine.session import Session
@@ -39,11 +39,16 @@ class Root:
 
 
 async def roots(
-    session: Session, prompts: Sequence[tuple[int, ...]], sharing: Sharing, so_far: Sequence[Root] = ()
+    session: Session,
+    prompts: Sequence[tuple[int, ...]],
+    sharing: Sharing,
+    so_far: Sequence[Root] = (),
+    like: Sequence[tuple[int, ...]] = (),
 ) -> list[Root]:
     """Put each prompt's KV into the tree, taking from the first prompt what `sharing` allows.
 
-    `so_far` are the roots of the first prompts, where they have been made already.
+    `so_far` are the roots of the first prompts, where they have been made already; `like` are earlier prompts, from
+    one of which the first prompt takes what is still cached.
     """
     found = list(so_far)
     made = {root.prompt: root for root in found}
@@ -51,10 +56,24 @@ async def roots(
         if prompt not in made:
             first = found[0] if found else None
             made[prompt] = await (
-                _exact(session, prompt, sigma=1.0) if first is None else _shared(session, first, prompt, sharing)
+                _first(session, prompt, sharing, like) if first is None else _shared(session, first, prompt, sharing)
             )
         found.append(made[prompt])
     return found
+
+
+async def _first(session: Session, prompt: tuple[int, ...], sharing: Sharing, like: Sequence[tuple[int, ...]]) -> Root:
+    """The first prompt: exact, or with KV of that earlier prompt which has most for it."""
+    sources = [session.cached(tokens, len(tokens)) for tokens in like]
+    found = [_alignment(session, source.tokens, prompt, sharing) for source in sources]
+    most = max(range(len(found)), key=lambda i: (len(found[i].taken), -i), default=None)
+    try:
+        if most is None or not found[most].taken:
+            return await _exact(session, prompt, sigma=1.0)
+        return await _transplanted(session, sources[most], prompt, found[most])
+    finally:
+        for source in sources:
+            session.release(source)
 
 
 async def _shared(session: Session, first: Root, prompt: tuple[int, ...], sharing: Sharing) -> Root:
@@ -75,16 +94,23 @@ async def _exact(session: Session, prompt: tuple[int, ...], sigma: float | None 
 
 
 async def _aligned(session: Session, first: Root, prompt: tuple[int, ...], sharing: Sharing) -> Root:
-    never = session.codec.number_tokens
-    found = align(first.prompt, prompt, first=sharing.first, shortest=sharing.shortest, never=never)
-    if not found.taken:
-        root = await _exact(session, prompt)
-    else:
-        before = session.ledger.prompt_tokens_reused
-        cursor = await session.transplant(first.cursor, prompt, found.taken)
-        reused = session.ledger.prompt_tokens_reused - before
-        root = Root(prompt, cursor, SharingRecord(reused=reused, recomputed=len(prompt) - reused))
+    found = _alignment(session, first.prompt, prompt, sharing)
+    if found.taken:
+        return await _transplanted(session, first.cursor, prompt, found)
+    root = await _exact(session, prompt)
     return replace(root, record=root.record.model_copy(update={"mode": "aligned"}))
+
+
+def _alignment(session: Session, source: Sequence[int], prompt: Sequence[int], sharing: Sharing) -> Alignment:
+    never = session.codec.number_tokens
+    return align(source, prompt, first=sharing.first, shortest=sharing.shortest, never=never)
+
+
+async def _transplanted(session: Session, source: Cursor, prompt: tuple[int, ...], found: Alignment) -> Root:
+    before = session.ledger.prompt_tokens_reused
+    cursor = await session.transplant(source, prompt, found.taken)
+    reused = session.ledger.prompt_tokens_reused - before
+    return Root(prompt, cursor, SharingRecord(mode="aligned", reused=reused, recomputed=len(prompt) - reused))
 
 
 async def _semantic(session: Session, first: Root, prompt: tuple[int, ...], sharing: Sharing) -> Root:

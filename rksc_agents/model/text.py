@@ -30,7 +30,7 @@ from rksc_agents.model.tools import Tool, ToolFormat
 from rksc_agents.model.tools.hermes import instructions
 from rksc_agents.model.tools.history import normalized, told
 from rksc_agents.model.tools.mistral import ARGS, Mistral, MistralArgs
-from rksc_agents.types import Prompt
+from rksc_agents.types import Prompt, Rendered
 
 __all__ = ["TextCodec", "TextStream", "split_thinking"]
 
@@ -94,6 +94,11 @@ class TextCodec:
         return own is not PreTrainedTokenizerBase.apply_chat_template
 
     @property
+    def is_chat(self) -> bool:
+        """Whether the tokenizer writes conversations in a form that the model was trained on."""
+        return self._tokenizer.chat_template is not None or self._writes_itself
+
+    @property
     def template(self) -> str:
         """The chat template, as text; empty where there is none."""
         return str(self._tokenizer.chat_template or "")
@@ -123,6 +128,7 @@ class TextCodec:
 
         A text is one user turn. A last message of the assistant is continued, unless it calls tools. Control tokens
         in messages and tools become ordinary text; thinking markers in the assistant's own messages stay markers.
+        A :class:`~rksc_agents.types.Rendered` text is encoded as it is, with the token that begins a text before it.
         Without a chat template a text is encoded as it is, as base models continue text, and a conversation as
         lines ``User: ...`` and ``Assistant: ...``; a warning says so once.
 
@@ -139,6 +145,8 @@ class TextCodec:
         ConfigError
             The prompt is empty or malformed, or the chat template rejects it in every shape.
         """
+        if isinstance(prompt, Rendered):
+            return self._encode_rendered(prompt, tools)
         messages = normalized(conversation(prompt), self.tool_format)
         with self._lock:
             if self._tokenizer.chat_template is not None:
@@ -264,6 +272,15 @@ class TextCodec:
         tokens = controls.encode(text, marks)
         bos = self._tokenizer.bos_token_id
         return tokens[1:] if bos is not None and tokens[:2] == (bos, bos) else tokens
+
+    def _encode_rendered(self, prompt: Rendered, tools: Sequence[Tool]) -> tuple[int, ...]:
+        conversation(prompt)  # refuses what is no text
+        if tools:
+            raise ConfigError("a rendered prompt has no place for tools: write them into it, or give messages")
+        with self._lock:
+            tokens = tuple(self._tokenizer.encode(str(prompt), add_special_tokens=False))
+            bos = self._bos()
+        return tokens if tokens[: len(bos)] == bos else bos + tokens
 
     def _warn_once(self, text: str) -> None:
         if not self._warned:

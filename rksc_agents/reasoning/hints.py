@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rksc_agents.errors import ConfigError
-from rksc_agents.types import Prompt
+from rksc_agents.types import Prompt, Rendered
 
 Place = Literal["before", "after"]
 """Where a hint goes: before the question, or after it, where the question's KV can be shared."""
@@ -28,8 +28,10 @@ def hinted(prompt: Prompt, hint: str, place: Place) -> Prompt:
     Raises
     ------
     ConfigError
-        If a conversation has no user message.
+        If a conversation has no user message, or the prompt is rendered.
     """
+    if isinstance(prompt, Rendered) and hint:
+        raise ConfigError("a rendered prompt has no place for a hint: write it into the prompt, or drop the hints")
     if isinstance(prompt, str):
         return _joined(prompt, hint, place) if hint and prompt else prompt
     if not hint or isinstance(prompt, (Mapping, bytes)) or not isinstance(prompt, Sequence):

@@ -13,6 +13,7 @@ from rksc_agents.engine.cursor import Completion, Cursor
 from rksc_agents.engine.decoding import Decoding
 from rksc_agents.engine.jobs import Doubt
 from rksc_agents.engine.session import Session
+from rksc_agents.events import BranchEnd, BranchToken, BranchVerified, Event, VoteChanged
 from rksc_agents.model.constraint import Constraint
 from rksc_agents.model.live import thinking_length
 from rksc_agents.model.thinking import split_thinking
@@ -20,17 +21,7 @@ from rksc_agents.reasoning.judging import judge
 from rksc_agents.reasoning.reading import Reader, Said
 from rksc_agents.reasoning.universal import name_best
 from rksc_agents.reasoning.voting import Ballot
-from rksc_agents.types import (
-    Branch,
-    BranchEnd,
-    BranchToken,
-    BranchVerified,
-    Event,
-    Prompt,
-    SharingRecord,
-    Verdict,
-    VoteChanged,
-)
+from rksc_agents.types import Branch, Prompt, SharingRecord, Verdict
 from rksc_agents.verify.confidence import Confidence
 from rksc_agents.verify.gates import ExitConfig
 from rksc_agents.verify.verifier import Verifier
@@ -54,6 +45,8 @@ class Settings:
         What is not as the certificate behind `exits` was made for; told when something is verified.
     constraint : Constraint or None
         The grammar that every branch follows.
+    like : tuple of tuple of int
+        Earlier prompts whose cached KV the first prompt may take, with sharing "aligned".
     """
 
     sampling: Sampling
@@ -64,6 +57,7 @@ class Settings:
     sharing: Sharing
     differing: tuple[str, ...] = ()
     constraint: Constraint | None = None
+    like: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(eq=False)
@@ -113,7 +107,7 @@ class Problem:
         """Cursors for `count` new branches at their prompts' ends, ready to be decoded."""
         async with self._lock:  # two groups may start at once
             wanted = self.prompts[: len(self._started) + count]  # what no branch is asked is not computed
-            self._roots = await roots(self.session, wanted, self.settings.sharing, self._roots)
+            self._roots = await roots(self.session, wanted, self.settings.sharing, self._roots, self.settings.like)
             chosen = [self._roots[(len(self._started) + i) % len(self.prompts)] for i in range(count)]
             self._started += chosen
         cursors = [self.session.fork(root.cursor, 1)[0] for root in chosen]

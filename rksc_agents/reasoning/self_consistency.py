@@ -10,13 +10,14 @@ from pydantic import Field
 
 from rksc_agents.engine.jobs import Doubt
 from rksc_agents.errors import ConfigError
+from rksc_agents.events import VoteChanged
 from rksc_agents.reasoning.doubt import doubt_under, quantile
 from rksc_agents.reasoning.hints import Place, hinted
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.rules import by_closeness, by_confidence, by_count, by_name, by_verdict, candidates
 from rksc_agents.reasoning.strategy import Outcome, Strategy
 from rksc_agents.reasoning.voting import Ballot, bounded_weight
-from rksc_agents.types import Branch, Prompt, VoteChanged
+from rksc_agents.types import Branch, Prompt
 from rksc_agents.verify.confidence import ceiling
 
 

@@ -11,11 +11,12 @@ from pydantic import Field
 
 from rksc_agents.engine.work import all_of
 from rksc_agents.errors import ConfigError
+from rksc_agents.events import VoteChanged
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.strategy import Outcome, Strategy
 from rksc_agents.reasoning.thoughts import Thoughts
 from rksc_agents.reasoning.voting import bounded_weight, softmax_weights
-from rksc_agents.types import Vote, VoteChanged
+from rksc_agents.types import Vote
 from rksc_agents.verify.confidence import ceiling
 
 _TEMPERATURE = 0.1  # of the softmax where leaves vote by confidence, as in self-consistency

@@ -17,19 +17,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from rksc_agents.types import (
-    Branch,
-    BranchEnd,
-    BranchToken,
-    BranchVerified,
-    Event,
-    FinishReason,
-    ReasoningResult,
-    SharingRecord,
-    Verdict,
-    Vote,
-    VoteChanged,
-)
+from rksc_agents.events import BranchEnd, BranchToken, BranchVerified, Event, VoteChanged
+from rksc_agents.types import Branch, FinishReason, ReasoningResult, SharingRecord, Verdict, Vote
 
 # Overrides and isolates can make a line read as another; the plain marks U+200E and U+200F cannot.
 _BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")

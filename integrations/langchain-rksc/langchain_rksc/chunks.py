@@ -20,7 +20,8 @@ from langchain_rksc.outputs import (
     usage_of,
 )
 from rksc_agents.adapter.progress import Grown
-from rksc_agents.types import BranchToken, Event, ReasoningResult
+from rksc_agents.events import BranchToken, Event
+from rksc_agents.types import ReasoningResult
 
 
 class Chunks:

@@ -11,7 +11,7 @@ from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.callbacks.manager import BaseRunManager, ahandle_event, handle_event
 
 from rksc_agents.adapter.progress import told
-from rksc_agents.types import Event
+from rksc_agents.events import Event
 
 _SILENT = (BaseCallbackHandler.on_custom_event, AsyncCallbackHandler.on_custom_event)
 
