@@ -35,6 +35,7 @@ from rksc_agents.types import Prompt, ReasoningResult, SharingMode
 
 if TYPE_CHECKING:
     from langchain_rksc import ChatRKSC
+    from llama_index.llms.rksc import RKSC
 
 Emit = Callable[[Event], None]
 Run = Callable[[Session, Emit | None], Coroutine[Any, Any, ReasoningResult]]
@@ -388,6 +389,27 @@ class RKSCReasoner:
                 f"as_langchain() needs the package langchain-rksc ({error}): pip install langchain-rksc"
             ) from error
         return ChatRKSC(reasoner=self, **settings)
+
+    def as_llama_index(self, **settings: Any) -> RKSC:
+        """A LlamaIndex LLM on this reasoner, which stays yours to close.
+
+        Parameters
+        ----------
+        **settings
+            Fields of ``llama_index.llms.rksc.RKSC``, such as `strategy` and `temperature`.
+
+        Raises
+        ------
+        ConfigError
+            If the package llama-index-llms-rksc is not installed, or a setting is unknown.
+        """
+        try:
+            from llama_index.llms.rksc import RKSC
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"as_llama_index() needs the package llama-index-llms-rksc ({error}): pip install llama-index-llms-rksc"
+            ) from error
+        return RKSC(reasoner=self, **settings)
 
     # -- the end --------------------------------------------------------------------------------
 

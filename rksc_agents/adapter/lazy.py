@@ -112,6 +112,10 @@ class LazyReasoner:
         else:
             future.set_result(reasoner)
 
+    def __reduce__(self) -> tuple[type[Self], tuple[str, dict[str, Any], EngineConfig | None]]:
+        """What is pickled are the settings: a live reasoner stays where it is."""
+        return type(self), (self.model, self.load_kwargs, self.engine)
+
     def __deepcopy__(self, memo: object) -> Self:
         """Copies of an object share its reasoner."""
         return self

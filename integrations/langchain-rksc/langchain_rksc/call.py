@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from langchain_rksc.tools import openai_tools, schema_of
 from rksc_agents.adapter import call
+from rksc_agents.adapter.fields import check_names
 from rksc_agents.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,10 +81,8 @@ class Call:
             If an argument is unknown, or names another model.
         """
         named = {ALIASES.get(name, name): value for name, value in given.items()}
-        unknown = sorted(named.keys() - {*SETTINGS, *ANSWERS, *_INTERNAL, "model"})
-        if unknown:
-            known = ", ".join((*SETTINGS, *ANSWERS, "model"))
-            raise ConfigError(f"a call of {owner} has no argument {', '.join(map(repr, unknown))}; it takes {known}")
+        known = (*SETTINGS, *ANSWERS, "model")
+        check_names(owner, named.keys() - set(_INTERNAL), known, "a call of ")
         if named.get("model") not in (None, model):
             raise ConfigError(
                 f"model = {named['model']!r} for one call: this object serves {model!r}, so make another "

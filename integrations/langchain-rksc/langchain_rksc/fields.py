@@ -5,7 +5,6 @@ Chat model and text model share them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,10 +15,11 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 import rksc_agents
 from langchain_rksc.call import SETTINGS, Call
 from rksc_agents.adapter.call import MADE, SAMPLING
+from rksc_agents.adapter.fields import check_names, check_settings, explained, injected
 from rksc_agents.adapter.lazy import LazyReasoner
 from rksc_agents.adapter.results import PROVIDER
-from rksc_agents.adapter.settings import described, engine_of, plain, sharing_of
-from rksc_agents.config import DEFAULT_MODEL, EngineConfig, Sampling, Sharing
+from rksc_agents.adapter.settings import described, engine_of, plain
+from rksc_agents.config import DEFAULT_MODEL, EngineConfig, Sharing
 from rksc_agents.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,21 +63,20 @@ class ModelFields(Serializable):
     )
 
     def __init__(self, *, reasoner: RKSCReasoner | None = None, **fields: Any) -> None:
-        unknown = sorted(fields.keys() - self._names())
-        if unknown:
-            known = ", ".join(sorted(self._names() - set(_HIDDEN)))
-            raise ConfigError(
-                f"{type(self).__name__} has no argument {', '.join(map(repr, unknown))}; it takes {known}, reasoner"
-            )
+        known = [name for name in sorted(self._names()) if name not in _HIDDEN]
+        check_names(type(self).__name__, fields.keys() - set(_HIDDEN), [*known, "reasoner"])
         if reasoner is not None:
-            fields = self._injected(reasoner, fields)
+            if "model_name" in fields:
+                fields["model"] = fields.pop("model_name")
+            fields, lazy = injected(reasoner, fields)
+            fields["shared_engine"] = lazy
         for name in ("stop", "stop_sequences"):
             if isinstance(fields.get(name), str):  # a bare text would be taken apart into letters
                 fields[name] = [fields[name]]
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise ConfigError(_explained(type(self).__name__, error)) from None
+            raise ConfigError(explained(type(self).__name__, error)) from None
         if self.shared_engine is None or not self._served():
             self.shared_engine = self._new_engine()
 
@@ -86,23 +85,10 @@ class ModelFields(Serializable):
         fields = cls.model_fields
         return {*fields, *(field.alias for field in fields.values() if field.alias)}
 
-    @staticmethod
-    def _injected(reasoner: RKSCReasoner, fields: dict[str, Any]) -> dict[str, Any]:
-        for name in ("engine", "load_kwargs"):
-            if fields.get(name):
-                raise ConfigError(f"{name} = {fields[name]!r} goes with a model that is loaded, not with a reasoner")
-        model = fields.pop("model_name", fields.pop("model", None))
-        if model not in (None, reasoner.name):
-            raise ConfigError(f"model = {model!r} with a reasoner of {reasoner.name!r}: leave model out")
-        return {**fields, "model": reasoner.name, "shared_engine": LazyReasoner.of(reasoner)}
-
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         """What can be checked without loading anything is checked now."""
-        given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
-        Sampling(**given)
-        sharing_of(self.sharing)
-        engine_of(self.engine)
+        check_settings({name: getattr(self, name) for name in (*SAMPLING, "sharing", "engine")})
         return self
 
     # -- the reasoner ---------------------------------------------------------------------------
@@ -182,12 +168,3 @@ class ModelFields(Serializable):
         if stops := stop if stop is not None else self.stop:
             params["ls_stop"] = stops
         return params
-
-
-def _explained(owner: str, error: ValidationError) -> str:
-    lines = []
-    for item in error.errors():
-        name = ".".join(map(str, item["loc"]))
-        reason = re.sub("^Value error, ", "", item["msg"])
-        lines.append(f"{owner}.{name} = {item['input']!r}: {reason}" if name else reason)
-    return "; ".join(lines)
