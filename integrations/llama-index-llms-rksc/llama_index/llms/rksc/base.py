@@ -53,7 +53,7 @@ class RKSC(Structured, FunctionCallingLLM):
         llm.complete("What is 17 + 25?")
 
     The constructor is instant; the first call, or the first look at :attr:`metadata`, loads the model. Every field from
-    `strategy` to `logprobs` can be set for one call as well, as in ``llm.chat(messages, temperature=0.2)``, and the
+    `strategy` to `grammar` can be set for one call as well, as in ``llm.chat(messages, temperature=0.2)``, and the
     call's value holds. An unknown argument raises :class:`~rksc_agents.errors.ConfigError`, here and in calls.
 
     Parameters
@@ -69,6 +69,8 @@ class RKSC(Structured, FunctionCallingLLM):
         As for :meth:`~rksc_agents.reasoner.RKSCReasoner.from_pretrained`, or their settings as mappings.
     logprobs : bool, default False
         Tell the log-probabilities of the answer's tokens.
+    grammar : Grammar or None
+        What every answer follows, unless a call has tools or says what its answer looks like; not serialized.
     engine : EngineConfig or mapping or None
         KV budget and sizes of a step.
     load_kwargs : mapping
@@ -89,7 +91,7 @@ class RKSC(Structured, FunctionCallingLLM):
     Notes
     -----
     Calls may also set `tools`, `tool_choice`, `parallel_tool_calls`, `response_format` (a pydantic class or a JSON
-    schema), `grammar` and `like`, as :meth:`~rksc_agents.reasoner.RKSCReasoner.reason` takes them. A response's
+    schema) and `like`, as :meth:`~rksc_agents.reasoner.RKSCReasoner.reason` takes them. A response's
     ``raw["usage"]`` counts tokens, its ``additional_kwargs["rksc"]`` holds votes, agreement and verification, and the
     `result` of a chat's response all branches. A strategy with several branches tells what they do by the
     instrumentation events of :mod:`llama_index.llms.rksc.events`; a stream of it brings the winning answer once it is
@@ -111,6 +113,7 @@ class RKSC(Structured, FunctionCallingLLM):
     sharing: Any = None
     exit: Any = None
     logprobs: bool = False
+    grammar: Any = Field(default=None, exclude=True, description="What every answer follows.")
     engine: Any = None
     load_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
 
@@ -246,6 +249,8 @@ class RKSC(Structured, FunctionCallingLLM):
         check_names(type(self).__name__, given, _CALL, "a call of ")
         settings = {name: getattr(self, name) for name in (*SETTINGS, "logprobs")} | dict(given)
         settings = {name: value for name, value in settings.items() if value is not None}
+        if self.grammar is not None and not {"tools", "response_format"} & settings.keys():
+            settings.setdefault("grammar", self.grammar)
         options = options_of({**settings, "tools": openai_tools(settings.get("tools", []))}, schema_of)
         if "like" in settings:
             options["like"] = settings["like"]
