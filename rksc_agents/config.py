@@ -136,6 +136,9 @@ class EngineConfig(Config):
     fast_linears : {"auto", True, False}, default "auto"
         Faster float32 linear layers on the CPU: "auto" packs the shapes, and multiplies in panels, where a
         measurement of one or two seconds says it is quicker; True packs all; False leaves them alone.
+    int8 : bool, default False
+        Multiply float32 linear layers on the CPU in 8-bit integers: quicker by far where a step waits for memory, and
+        lossy. What it changes is measured when the model is loaded, and every result tells it as `quantization`.
     compile : bool, default False
         Compile the feed-forward blocks with `torch.compile`.
     """
@@ -144,6 +147,7 @@ class EngineConfig(Config):
     prefill_chunk: int = Field(default=512, ge=1)
     max_rows: int = Field(default=256, ge=1)
     fast_linears: Literal["auto"] | bool = "auto"
+    int8: bool = False
     compile: bool = False
 
     def __init__(self, **fields: Any) -> None:

@@ -21,6 +21,7 @@ from rksc_agents.errors import ConfigError
 from rksc_agents.events import Answer, Event
 from rksc_agents.model.device import kv_limit
 from rksc_agents.model.fingerprint import model_hash
+from rksc_agents.model.int8 import PASSAGE
 from rksc_agents.model.loader import load_model
 from rksc_agents.model.protocol import Runner, context_length
 from rksc_agents.model.runners import make_runner
@@ -183,7 +184,7 @@ class RKSCReasoner:
         ends = model.generation_config.eos_token_id if model.generation_config is not None else None
         codec = TextCodec(tokenizer, eos_token_ids=[ends] if isinstance(ends, int) else ends or [])
         return cls(
-            lambda budget: make_runner(model, budget, settings),
+            lambda budget: make_runner(model, budget, settings, codec.encode_text(PASSAGE)),
             codec,
             name=name if name is not None else str(model.config._name_or_path or type(model).__name__),
             context=context_length(model),
@@ -193,7 +194,7 @@ class RKSCReasoner:
             sharing=sharing,
             exit=exit,
             engine=settings,
-            model_hash=model_hash(model),
+            model_hash=model_hash(model) + ("-int8" if settings.int8 else ""),
         )
 
     # -- asking ---------------------------------------------------------------------------------

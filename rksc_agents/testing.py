@@ -82,6 +82,7 @@ class ScriptedRunner:
     retryable = True
     depth = 1
     readout = None
+    quantization = None
 
     def __init__(self, next_logits: NextLogits, vocabulary: int, budget: Budget) -> None:
         self.next_logits = next_logits

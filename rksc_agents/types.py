@@ -258,6 +258,25 @@ class VerificationUsage(Record):
     layers_full: int = 0
 
 
+class Quantization(Record):
+    """Weights that are multiplied in 8-bit integers (``EngineConfig(int8=True)``), and what that changes.
+
+    Attributes
+    ----------
+    layers : int
+        Linear layers that are.
+    divergence : float
+        Mean Kullback-Leibler divergence from the plain model's distribution of the next token, in nats, on a passage
+        of text when the model was loaded.
+    agreement : float
+        Share of that passage's tokens after which both expect the same token most.
+    """
+
+    layers: int
+    divergence: float
+    agreement: float
+
+
 class Timings(Record):
     """Seconds of wall-clock time."""
 
@@ -292,6 +311,8 @@ class ReasoningResult(Record):
         not vote.
     verification : VerificationUsage
         What verification took, and what early exit spared.
+    quantization : Quantization or None
+        What 8-bit weights changed; None where weights are as they were loaded.
     usage, kv, timings
         What it took.
     """
@@ -306,6 +327,7 @@ class ReasoningResult(Record):
     votes: tuple[Vote, ...] = ()
     rule: str | None = None
     verification: VerificationUsage = VerificationUsage()
+    quantization: Quantization | None = None
     usage: Usage
     kv: KVUsage
     timings: Timings

@@ -43,6 +43,7 @@ from rksc_agents.report.terminal import BranchView, clean, facts, one_line, plai
 from rksc_agents.types import (
     Branch,
     KVUsage,
+    Quantization,
     ReasoningResult,
     SharingRecord,
     Timings,
@@ -104,6 +105,7 @@ _VERDICTS = (
 )
 TREE = RESULT.model_copy(
     update={
+        "quantization": Quantization(layers=211, divergence=0.00447, agreement=0.9485),
         "strategy": "tree-of-thought",
         "rule": "verifier",
         "branches": tuple(
@@ -174,8 +176,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Install:
         reasoner = FakeReasoner(**fields)
 
         def load(model: str, gguf_file: str | None, *, engine: Any, exit: Any) -> FakeReasoner:
-            kv_budget = engine.kv_budget
-            reasoner.calls.append({"model": model, "gguf_file": gguf_file, "kv_budget": kv_budget, "exit": exit})
+            engine_given = {"kv_budget": engine.kv_budget, "int8": engine.int8}
+            reasoner.calls.append({"model": model, "gguf_file": gguf_file, "exit": exit, **engine_given})
             return reasoner
 
         monkeypatch.setattr(common, "load_reasoner", load)
@@ -232,6 +234,7 @@ def test_a_pipe_gets_what_is_special_about_branches_and_verification(fake: Insta
         "kv: peak 1.0 MiB, 4.0 MiB if copied (75% saved), 180 tokens shared, 2 nodes evicted, 5 tokens recomputed",
         "verification: self, exit certificate, 2 verified, 1 skipped, 1 exited early, 42 tokens, layers 50 of 60 "
         "(17% saved)",
+        "quantization: int8, 211 layers, divergence 0.0045, agreement 0.949",
         "time: 2.00 s in all, 0.25 s queued, prefill 0.50 s, decode 1.25 s, verify 0.00 s",
     ]
 
@@ -314,7 +317,13 @@ def test_only_the_sampling_that_was_given_overrides(fake: Install) -> None:
     reasoner = fake()
     assert run("ask", "q").exit_code == 0
     loaded, asked = reasoner.calls
-    assert loaded == {"model": DEFAULT_MODEL, "gguf_file": None, "kv_budget": None, "exit": "auto"}
+    assert loaded == {
+        "model": DEFAULT_MODEL,
+        "gguf_file": None,
+        "kv_budget": None,
+        "int8": False,
+        "exit": "auto",
+    }
     assert set(asked) == {"question", "strategy"}
     assert asked["question"] == "q"
 
@@ -324,12 +333,13 @@ def test_every_option_arrives(fake: Install) -> None:
     options = (
         "--model m --gguf-file f.gguf --strategy best-of-n --branches 3 --max-tokens 9 --temperature 0 --top-p 0.9"
     )
-    more = "--top-k 5 --min-p 0.1 --seed 7 --kv-budget 1048576 --system Be-brief --exit off --sharing semantic --audit"
+    more = "--top-k 5 --min-p 0.1 --seed 7 --kv-budget 1048576 --int8 --system Be-brief --exit off"
+    more += " --sharing semantic --audit"
     put = ("--phrasing", "q?", "--phrasing", "q!", "--stop", "Q:", "--stop", "\n\n")
     result = run("ask", "q", *options.split(), *more.split(), *put)
     assert result.exit_code == 0, result.output
     loaded, asked = reasoner.calls
-    assert loaded == {"model": "m", "gguf_file": "f.gguf", "kv_budget": 1048576, "exit": "off"}
+    assert loaded == {"model": "m", "gguf_file": "f.gguf", "kv_budget": 1048576, "int8": True, "exit": "off"}
     plan = asked.pop("strategy")
     assert isinstance(plan, STRATEGIES["best-of-n"])
     assert plan.branches == 3

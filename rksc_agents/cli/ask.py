@@ -67,6 +67,9 @@ def ask(
     kv_budget: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Bytes of KV cache, or a share of the free memory below 1.")
     ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Multiply in 8-bit integers on the CPU: quicker, and lossy.")
+    ] = False,
     as_json: common.AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer only.")] = False,
 ) -> None:
@@ -76,10 +79,10 @@ def ask(
     text, thinking, tokens (ids), logprobs, confidence, finish_reason, answer, tool_calls, invalid_tool_calls,
     depth, parent, sharing (mode, sigma, reused, recomputed, kl, agreement), verdict (score, skipped, exit_layer,
     layers, tokens_computed); votes, each with answer, weight, branches; verification with verifier, exit, verified,
-    skipped, exited, tokens_computed, layers, layers_full; usage with prompt_tokens, prompt_tokens_computed,
-    prompt_tokens_reused, completion_tokens, completion_tokens_winner, completion_tokens_thinking; kv with
-    peak_bytes, bytes_if_copied, tokens_shared, evicted, recomputed; timings with queue_s, prefill_s, decode_s,
-    verify_s, total_s.
+    skipped, exited, tokens_computed, layers, layers_full; quantization (layers, divergence, agreement);
+    usage with prompt_tokens, prompt_tokens_computed, prompt_tokens_reused, completion_tokens,
+    completion_tokens_winner, completion_tokens_thinking; kv with peak_bytes, bytes_if_copied, tokens_shared,
+    evicted, recomputed; timings with queue_s, prefill_s, decode_s, verify_s, total_s.
     """
     if as_json and quiet:
         raise typer.BadParameter("--json and --quiet exclude each other: give one of them")
@@ -95,7 +98,7 @@ def ask(
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     Sampling(**options)  # a bad value is refused before a model is loaded
-    engine = EngineConfig(kv_budget=_budget(kv_budget))
+    engine = EngineConfig(kv_budget=_budget(kv_budget), int8=int8)
     options["strategy"] = plans.plan(
         strategy,
         branches=branches,

@@ -21,6 +21,7 @@ from rksc_agents.errors import ConfigError, PromptTooLongError
 from rksc_agents.model.exits import ExitRule
 from rksc_agents.model.sampling import Sampler
 from rksc_agents.model.text import TextCodec
+from rksc_agents.types import Quantization
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,6 +57,11 @@ class Session:
     def readable(self) -> bool:
         """Whether a probe can look at middle layers."""
         return self._work.scheduler.runner.readout is not None
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """What 8-bit weights changed, where there are any."""
+        return self._work.scheduler.runner.quantization
 
     @property
     def context(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import ExitStack
 from weakref import WeakSet
 
@@ -12,9 +13,11 @@ from transformers import PreTrainedModel
 from rksc_agents.cache.budget import Budget
 from rksc_agents.config import EngineConfig
 from rksc_agents.errors import ConfigError
+from rksc_agents.model.int8 import int8_linears
 from rksc_agents.model.linear import compiled_blocks, fast_linears
 from rksc_agents.model.panels import panelled_linears
 from rksc_agents.model.protocol import input_device
+from rksc_agents.types import Quantization
 
 _on_loan: WeakSet[PreTrainedModel] = WeakSet()
 
@@ -37,6 +40,8 @@ class BorrowedModel(ABC):
         Forward passes made and tokens computed in them.
     packed, panelled : frozenset of str
         Names of the linear layers that were packed, and of those that multiply in panels.
+    quantization : Quantization or None
+        What 8-bit weights changed, where there are any.
 
     Raises
     ------
@@ -59,6 +64,7 @@ class BorrowedModel(ABC):
         self.tokens_computed = 0
         self.packed: frozenset[str] = frozenset()
         self.panelled: frozenset[str] = frozenset()
+        self.quantization: Quantization | None = None
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         self._undo = ExitStack()
         _on_loan.add(model)
@@ -73,8 +79,10 @@ class BorrowedModel(ABC):
     def _prepare(self) -> None:
         """Find out what a runner needs to know of the model; if this raises, the model is free again."""
 
-    def speed_up(self, config: EngineConfig) -> None:
-        """Make linear layers faster and compile blocks, as far as `config` asks for it."""
+    def speed_up(self, config: EngineConfig, sample: Sequence[int]) -> None:
+        """Make linear layers faster and compile blocks, as far as `config` asks for it; `sample` shows what is lost."""
+        if config.int8:
+            self.quantization = self._undo.enter_context(int8_linears(self.model, sample))
         self._undo.enter_context(compiled_blocks(self.model, enabled=config.compile))
         self.packed = self._undo.enter_context(fast_linears(self.model, config.fast_linears))
         self.panelled = self._undo.enter_context(panelled_linears(self.model, config.fast_linears))

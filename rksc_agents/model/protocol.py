@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rksc_agents.model.plan import Run
     from rksc_agents.model.readout import Readout
     from rksc_agents.model.rotation import Rotation
+    from rksc_agents.types import Quantization
 
 
 class RunningTail(Protocol):
@@ -49,6 +50,8 @@ class Runner(Protocol):
         Layers of the model.
     readout : Readout or None
         What the model's head makes of hidden states; None where passes cannot end before the last layer.
+    quantization : Quantization or None
+        What 8-bit weights changed, where there are any.
     passes, tokens_computed : int
         Forward passes made and tokens computed in them, since the start.
     """
@@ -65,6 +68,8 @@ class Runner(Protocol):
     def depth(self) -> int: ...
     @property
     def readout(self) -> Readout | None: ...
+    @property
+    def quantization(self) -> Quantization | None: ...
     @property
     def passes(self) -> int: ...
     @property

@@ -33,6 +33,7 @@ def result_of(strategy: Strategy, problem: Problem, outcome: Outcome) -> Reasoni
             completion_tokens_thinking=problem.thinking_length(outcome.winner),
         ),
         verification=_verification(problem),
+        quantization=problem.session.quantization,
         kv=ledger.kv.model_copy(update={"evicted": problem.session.evicted(), "recomputed": ledger.recomputed}),
         timings=Timings(
             queue_s=started - ledger.submitted,

@@ -241,6 +241,11 @@ def _figures(result: ReasoningResult) -> Iterator[tuple[str, str]]:
             f"{done.exited} exited early, {done.tokens_computed} tokens, layers {done.layers} of {done.layers_full}"
             f"{spared}",
         )
+    if (rounded := result.quantization) is not None:
+        yield (
+            "quantization",
+            f"int8, {rounded.layers} layers, divergence {rounded.divergence:.4f}, agreement {rounded.agreement:.3f}",
+        )
     yield (
         "time",
         f"{timings.total_s:.2f} s in all, {timings.queue_s:.2f} s queued, "
