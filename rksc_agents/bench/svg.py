@@ -1,0 +1,59 @@
+"""Pictures as SVG files, drawn by matplotlib where that is installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rksc_agents.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def check_drawing() -> None:
+    """Say before a long measurement whether its picture can be drawn.
+
+    Raises
+    ------
+    ConfigError
+        If matplotlib is missing.
+    """
+    if find_spec("matplotlib") is None:
+        raise ConfigError("a plot needs matplotlib: install the extra `plot` (pip install 'rksc-agents[plot]')")
+
+
+def blank(width: float, height: float) -> Figure:
+    """An empty figure, in inches, that no window shows.
+
+    Raises
+    ------
+    ConfigError
+        If matplotlib is missing.
+    """
+    check_drawing()
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasSVG(figure)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; equal figures make equal files.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be written.
+    """
+    from matplotlib import rc_context
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with rc_context({"svg.hashsalt": "rksc"}):
+            figure.savefig(path, format="svg", metadata={"Date": None})
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error}): give another file for the plot") from error
