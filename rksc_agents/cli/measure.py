@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rksc_agents.cli import common
+from rksc_agents.cli import common, compare
 from rksc_agents.config import DEFAULT_MODEL
 
 bench = typer.Typer(help="Measure this package: its steps, what it shares, what it spares.", **common.STYLE)
@@ -42,6 +42,25 @@ def steps(
         steps=steps,
         progress=common.load_progress(),
     )
+    common.print_lines([json.dumps(found)] if as_json else measuring.lines(found))
+
+
+@bench.command("load")
+def load(
+    *,
+    model: Model = DEFAULT_MODEL,
+    runs: Annotated[int, typer.Option(min=1, help="Timed processes; one more comes first.")] = 5,
+    as_json: common.AsJson = False,
+) -> None:
+    """Time a fresh process from its start to the first token of an answer.
+
+    The keys of --json: model, runs, median_s, spread (quartiles); medians of the parts: python_s (until the interpreter
+    runs), import_s, load_s, token_s.
+    """
+    from rksc_agents.bench import load as measuring
+
+    with common.progress_bars() as show:
+        found = measuring.bench_load(model, runs=runs, progress=None if show is None else partial(show, "processes"))
     common.print_lines([json.dumps(found)] if as_json else measuring.lines(found))
 
 
@@ -164,3 +183,8 @@ def tools(
             progress=None if show is None else partial(show, "tasks"),
         )
     common.print_lines([json.dumps(found)] if as_json else measuring.lines(found))
+
+
+bench.command("branches")(compare.branches)
+bench.command("growth")(compare.growth)
+bench.command("accuracy")(compare.accuracy)
