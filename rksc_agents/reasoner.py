@@ -32,7 +32,7 @@ from rksc_agents.reasoning import SelfConsistency, Strategy
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.result import result_of
 from rksc_agents.request import Desk, Exit, Options, sharing_of, strategy_of
-from rksc_agents.types import Prompt, ReasoningResult, SharingMode
+from rksc_agents.types import Prompt, Quantization, ReasoningResult, SharingMode
 
 if TYPE_CHECKING:
     from langchain_rksc import ChatRKSC
@@ -334,6 +334,11 @@ class RKSCReasoner:
     def depth(self) -> int:
         """Layers of the model."""
         return self._engine.runner.depth
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """What 8-bit weights changed, where there are any."""
+        return self._engine.runner.quantization
 
     @property
     def model_hash(self) -> str:

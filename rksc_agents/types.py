@@ -366,6 +366,7 @@ class ReasoningResult(Record):
         - branches: how many there were; votes: each answer with its weight and its branches, best first.
         - agreement: see :attr:`agreement`; confidence: the winner's.
         - verification: the verifier, how many branches were verified, skipped and exited early, the winner's score.
+        - quantization: what 8-bit weights changed, or None.
         - tokens_reused: prompt tokens whose KV was there; kv_bytes: most KV held at once, in bytes.
         - timings: seconds.
         """
@@ -381,6 +382,7 @@ class ReasoningResult(Record):
                 **self.verification.model_dump(include={"verifier", "verified", "skipped", "exited"}),
                 "score": winner.verdict.score if winner.verdict is not None else None,
             },
+            "quantization": self.quantization.model_dump() if self.quantization is not None else None,
             "tokens_reused": self.usage.prompt_tokens_reused,
             "kv_bytes": self.kv.peak_bytes,
             "timings": self.timings.model_dump(),

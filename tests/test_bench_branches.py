@@ -18,10 +18,12 @@ from rksc_agents.bench.peers.no_kv import NoKV
 from rksc_agents.bench.peers.rksc import Rksc
 from rksc_agents.bench.peers.rksc_adaptive import RkscAdaptive
 from rksc_agents.bench.peers.rksc_cgee import RkscCgee
-from rksc_agents.bench.peers.system import System, Took
+from rksc_agents.bench.peers.rksc_int8 import RkscInt8
+from rksc_agents.bench.peers.system import MissingSystemError, System, Took
 from rksc_agents.bench.peers.weights import Weights
 from rksc_agents.bench.rounds import quartiles
-from rksc_agents.errors import ConfigError
+from rksc_agents.errors import ConfigError, EngineClosedError
+from rksc_agents.model.int8 import int8_available
 
 P, B, T = 64, 3, 4
 
@@ -62,6 +64,26 @@ def test_ours_shares_the_prompt_and_verifies_on_the_branches_kv() -> None:
     assert took.tokens_computed == P + B * (T - 1) + B * (v + 1)
     assert took.passes == 1 + (T - 1) + 1
     assert took.kv_bytes == (P + B * (T + v)) * TOKEN_BYTES
+
+
+@pytest.mark.skipif(not int8_available(), reason="no exact 8-bit products on this CPU")
+def test_ours_in_8_bits_does_the_same_work_on_a_copy() -> None:
+    with tiny_weights() as weights:
+        system = RkscInt8()
+        took, v = ran(system, weights)
+        assert took.tokens_computed == P + B * (T - 1) + B * (v + 1)
+        assert took.kv_bytes == (P + B * (T + v)) * TOKEN_BYTES
+        assert system.note.startswith("divergence 0.")
+        assert weights.described()["copies"] == 3
+        assert weights.reasoner.quantization is None
+        with pytest.raises(EngineClosedError):
+            system.reasoner.reason("?")
+
+
+def test_what_cannot_run_in_8_bits_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rksc_agents.model.int8.int8_available", lambda: False)
+    with tiny_weights(lent=False) as weights, pytest.raises(MissingSystemError, match="no exact products"):
+        RkscInt8().open(weights, tiny_unit(weights))
 
 
 def test_ours_begins_every_run_from_nothing() -> None:

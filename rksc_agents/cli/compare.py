@@ -54,7 +54,7 @@ def branches(
     """Answer a question with branches and verify each, by several systems in turn.
 
     Systems: no-kv (nothing shared, verification from nothing: the paper's baseline), transformers, vllm, llama.cpp,
-    rksc (no shortcut), rksc-cgee, rksc-adaptive.
+    rksc (no shortcut), rksc-int8 (8-bit weights), rksc-cgee (early exit), rksc-adaptive (and branches that end early).
 
     The keys of --json: unit with prefix, examples, branches, tokens, verification_tokens, temperature, runs; machine
     with model, device, dtype, parameters, copies (of the weights), cores, threads, cpu_capability, torch, transformers;

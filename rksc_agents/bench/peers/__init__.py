@@ -23,6 +23,7 @@ SYSTEMS: Mapping[str, str] = MappingProxyType(
         "vllm": "vllm:VLLM",
         "llama.cpp": "llama_cpp:LlamaCpp",
         "rksc": "rksc:Rksc",
+        "rksc-int8": "rksc_int8:RkscInt8",
         "rksc-cgee": "rksc_cgee:RkscCgee",
         "rksc-adaptive": "rksc_adaptive:RkscAdaptive",
     }

@@ -39,10 +39,19 @@ class OwnSystem(System):
     def strategy(self, unit: Unit) -> Strategy:
         """What is asked for."""
 
+    def lend(self, weights: Weights) -> RKSCReasoner:
+        """The reasoner to ask; its model is left in `model`."""
+        self.model = weights.model
+        return weights.reasoner
+
+    def describe(self) -> str:
+        """What stands beside the result."""
+        return f"exit {self.exit}"
+
     def open(self, weights: Weights, unit: Unit) -> None:
-        self.reasoner, self.model = weights.reasoner, weights.model
         self.exit = weights.exit if self.early else "off"
-        self.note = f"exit {self.exit}"
+        self.reasoner = self.lend(weights)
+        self.note = self.describe()
         if self.reasoner.count_prompt_tokens(unit.question) != len(unit.prompt):
             raise ConfigError("the unit was made with another tokenizer: make it with the codec of these weights")
 

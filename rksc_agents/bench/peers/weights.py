@@ -92,6 +92,7 @@ class Weights:
         self.places = places if places is not None else Places.from_environment()
         self.model = model
         self.copied = plain and lent
+        self._copies = 2 if self.copied else 1
         self._tokenizer = tokenizer
         self._plain = copy.deepcopy(model) if self.copied else model if plain else None
         self._lent = lent
@@ -123,10 +124,17 @@ class Weights:
         if not self._lent:
             raise ConfigError("these weights are not to be lent to a reasoner: make Weights with lent=True")
         if self._reasoner is None:
-            self._reasoner = RKSCReasoner.from_model(
-                self.model, self._tokenizer, name=self.name, exit="off", engine=self._engine
-            )
+            self._reasoner = self.reasoner_on(self.model, self._engine)
         return self._reasoner
+
+    def copied_plain(self) -> PreTrainedModel:
+        """Another copy of :attr:`plain`, for a system that changes it."""
+        self._copies += 1
+        return copy.deepcopy(self.plain)
+
+    def reasoner_on(self, model: PreTrainedModel, engine: EngineConfig | None) -> RKSCReasoner:
+        """A reasoner on a model of its own; whoever asks for it closes it."""
+        return RKSCReasoner.from_model(model, self._tokenizer, name=self.name, exit="off", engine=engine)
 
     @property
     def token_bytes(self) -> int:
@@ -140,7 +148,7 @@ class Weights:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "parameters": self.model.num_parameters(),
-            "copies": 2 if self.copied else 1,
+            "copies": self._copies,
         }
 
     def close(self) -> None:
