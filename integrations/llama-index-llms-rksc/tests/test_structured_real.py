@@ -54,7 +54,7 @@ class Description(BaseModel):
 
 def questions() -> list[str]:
     path = os.environ.get("RKSC_TEST_QUESTIONS")
-    lines = Path(path).read_text("utf-8").splitlines() if path else SMALL.read_text("utf-8").splitlines()[:6]
+    lines = Path(path).read_text("utf-8").splitlines() if path else SMALL.read_text("utf-8").splitlines()[:3]
     return [json.loads(line)["question"] for line in lines]
 
 
