@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_text_chat import byte_tokenizer, controls, turns
 from tokenizers import AddedToken
@@ -330,7 +330,9 @@ json_texts = st.text(st.characters(exclude_categories=["Cs"]))
 def test_the_next_turn_begins_with_what_was_seen_and_written(
     template: str, most: int, place: str, count: int, scale: float
 ):
-    codec = TextCodec(tokenizer_of(template))
+    tokenizer = tokenizer_of(template)
+    codec = TextCodec(tokenizer)
+    assume(not any(token in place for token in tokenizer.get_added_vocab()))  # `written` would have it as a token
     call = ToolCall(name="get_weather", arguments={"place": place, "more": [count, scale, None, {"é": True}]})
     calls = [call, ToolCall(name="clock.now", arguments={})][:most]
     seen, after = turn(codec, calls, ["12", "noon"][:most])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +26,9 @@ Example = Callable[[str], ModuleType]
 
 
 @pytest.fixture
-def example(real_reasoner: RKSCReasoner, monkeypatch: pytest.MonkeyPatch) -> Example:
+def example(
+    real_reasoner: RKSCReasoner, load_example: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> Example:
     """An example as a module, on the model that all tests share."""
 
     def shared(*, model: str, **settings: Any) -> ChatRKSC:
@@ -37,12 +37,7 @@ def example(real_reasoner: RKSCReasoner, monkeypatch: pytest.MonkeyPatch) -> Exa
 
     def imported(name: str) -> ModuleType:
         real_reasoner.clear_cache()
-        spec = spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, spec.name, module)  # pydantic looks its classes up there
-        spec.loader.exec_module(module)
+        module = load_example(EXAMPLES / f"{name}.py")
         monkeypatch.setattr(module, "ChatRKSC", shared)
         return module
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-TEXT = (Path(__file__).parent.parent / "README.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+README = Path(__file__).parent.parent / "README.md"
 
 
 @pytest.mark.real
-def test_the_readmes_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(BLOCKS) == 4
-    names: dict[str, object] = {"__name__": "readme"}
-    for block in BLOCKS:
-        exec(compile(block, "README.md", "exec"), names)
-    names["chat"].close()
+def test_the_readmes_code(run_blocks: Callable[[Path], dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    run_blocks(README)["chat"].close()
     told = capsys.readouterr().out
     assert "input_tokens" in told
     assert "name='" in told

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,7 +32,9 @@ Example = Callable[[str], ModuleType]
 
 
 @pytest.fixture
-def example(real_reasoner: RKSCReasoner, monkeypatch: pytest.MonkeyPatch) -> Iterator[Example]:
+def example(
+    real_reasoner: RKSCReasoner, load_example: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Example]:
     """An example as a module, on the model that all tests share."""
     before = set(sys.modules)
 
@@ -44,12 +45,7 @@ def example(real_reasoner: RKSCReasoner, monkeypatch: pytest.MonkeyPatch) -> Ite
     def imported(name: str) -> ModuleType:
         real_reasoner.clear_cache()
         monkeypatch.syspath_prepend(EXAMPLES)
-        spec = spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, spec.name, module)  # pydantic looks its classes up there
-        spec.loader.exec_module(module)
+        module = load_example(EXAMPLES / f"{name}.py")
         monkeypatch.setattr(module, "RKSC", shared)
         return module
 
