@@ -11,7 +11,9 @@ clips did Natalia sell altogether in April and May?
 # Tests read nothing from the network and post nothing to it. A thread that waits sleeps: where another process is
 # busy, spinning makes a run many times slower.
 OFFLINE := env -u LANGSMITH_TRACING -u LANGCHAIN_TRACING_V2 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
-  OMP_WAIT_POLICY=PASSIVE
+  OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1
+# Processes that run tests, one thread and one copy of the default model (0.6 GB) each.
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench clean
@@ -23,7 +25,7 @@ demo: $(STAMP) ## answer a question with 8 branches on the default model
 	$(BIN)/rksc ask --strategy self-consistency --branches 8 --max-tokens 200 "$(QUESTION)"
 
 test: lint ## run all checks and all tests, those with the real model too
-	$(OFFLINE) $(BIN)/python -m pytest
+	$(OFFLINE) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(STAMP) ## check style, types and the direction of imports
 	$(BIN)/ruff check
