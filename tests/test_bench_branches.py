@@ -249,6 +249,7 @@ def test_the_result_has_a_row_for_every_system_in_order() -> None:
     }  # fmt: skip
     assert found["machine"]["model"] == "tiny"
     assert found["machine"]["copies"] == 2
+    assert found["machine"]["parameters"] == tiny_loaded().model.num_parameters()
     rows = {row["system"]: row for row in found["systems"]}
     assert list(rows) == names
     assert told[-1] == (15, 15)

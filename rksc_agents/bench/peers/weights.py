@@ -93,6 +93,7 @@ class Weights:
         self.model = model
         self.copied = plain and lent
         self._copies = 2 if self.copied else 1
+        self._parameters = model.num_parameters()  # packed layers have none
         self._tokenizer = tokenizer
         self._plain = copy.deepcopy(model) if self.copied else model if plain else None
         self._lent = lent
@@ -147,7 +148,7 @@ class Weights:
         return {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
-            "parameters": self.model.num_parameters(),
+            "parameters": self._parameters,
             "copies": self._copies,
         }
 
