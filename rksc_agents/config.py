@@ -137,8 +137,8 @@ class EngineConfig(Config):
         Faster float32 linear layers on the CPU: "auto" packs the shapes, and multiplies in panels, where a
         measurement of one or two seconds says it is quicker; True packs all; False leaves them alone.
     int8 : bool, default False
-        Multiply float32 linear layers on the CPU in 8-bit integers: quicker by far where a step waits for memory, and
-        lossy. What it changes is measured when the model is loaded, and every result tells it as `quantization`.
+        Multiply float32 linear layers on the CPU in 8-bit integers: a quarter of the bytes per step, and lossy. Whether
+        that is quicker depends on the machine: see docs/performance.md. What it changes is measured when the model is loaded, and every result tells it as `quantization`.
     compile : bool, default False
         Compile the feed-forward blocks with `torch.compile`.
     """

@@ -68,7 +68,7 @@ def ask(
         str | None, typer.Option(metavar="BYTES", help="Bytes of KV cache, or a share of the free memory below 1.")
     ] = None,
     int8: Annotated[
-        bool, typer.Option("--int8", help="Multiply in 8-bit integers on the CPU: quicker, and lossy.")
+        bool, typer.Option("--int8", help="Multiply in 8-bit integers on the CPU: lossy, and on some machines quicker.")
     ] = False,
     as_json: common.AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer only.")] = False,
