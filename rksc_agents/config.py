@@ -138,7 +138,8 @@ class EngineConfig(Config):
         measurement of one or two seconds says it is quicker; True packs all; False leaves them alone.
     int8 : bool, default False
         Multiply float32 linear layers on the CPU in 8-bit integers: a quarter of the bytes per step, and lossy. Whether
-        that is quicker depends on the machine: see docs/performance.md. What it changes is measured when the model is loaded, and every result tells it as `quantization`.
+        that is quicker depends on the machine: see docs/performance.md. What it changes is measured when the model is
+        loaded, and every result tells it as `quantization`.
     compile : bool, default False
         Compile the feed-forward blocks with `torch.compile`.
     """
