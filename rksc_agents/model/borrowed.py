@@ -81,11 +81,15 @@ class BorrowedModel(ABC):
 
     def speed_up(self, config: EngineConfig, sample: Sequence[int]) -> None:
         """Make linear layers faster and compile blocks, as far as `config` asks for it; `sample` shows what is lost."""
-        if config.int8:
-            self.quantization = self._undo.enter_context(int8_linears(self.model, sample))
-        self._undo.enter_context(compiled_blocks(self.model, enabled=config.compile))
-        self.packed = self._undo.enter_context(fast_linears(self.model, config.fast_linears))
-        self.panelled = self._undo.enter_context(panelled_linears(self.model, config.fast_linears))
+        try:
+            if config.int8:
+                self.quantization = self._undo.enter_context(int8_linears(self.model, sample))
+            self._undo.enter_context(compiled_blocks(self.model, enabled=config.compile))
+            self.packed = self._undo.enter_context(fast_linears(self.model, config.fast_linears))
+            self.panelled = self._undo.enter_context(panelled_linears(self.model, config.fast_linears))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Leave the model as it was found."""

@@ -12,15 +12,11 @@ from transformers import PreTrainedModel
 from rksc_agents.cache.budget import Budget
 from rksc_agents.config import EngineConfig
 from rksc_agents.errors import ConfigError, UnsupportedModelError
-from rksc_agents.model.borrowed import BorrowedModel
 from rksc_agents.model.plan import Run
 from rksc_agents.model.private_runner import PrivateRunner
 from rksc_agents.model.protocol import context_length, vocabulary_size
 from rksc_agents.model.runner import TreeRunner
 from rksc_agents.model.tree_cache import LayerKinds
-
-_SAMPLE = tuple(range(32))
-"""Tokens of a text that is none, where nobody gives one."""
 
 
 class PerBranchWarning(UserWarning):
@@ -28,12 +24,12 @@ class PerBranchWarning(UserWarning):
 
 
 def make_runner(
-    model: PreTrainedModel, budget: Budget, config: EngineConfig | None = None, sample: Sequence[int] | None = None
+    model: PreTrainedModel, budget: Budget, config: EngineConfig | None = None, sample: Sequence[int] = range(32)
 ) -> TreeRunner | PrivateRunner:
     """The runner for `model`: on the tree where that gives the model's own logits, else with a cache per branch.
 
-    What `config` asks for to make the model faster is undone by the runner's ``close()``. `sample` are tokens of a text
-    on which the loss of 8-bit weights is measured.
+    What `config` asks for to make the model faster is undone by the runner's ``close()``. `sample` are tokens on
+    which the loss of 8-bit weights is measured, best those of a text.
 
     Raises
     ------
@@ -62,7 +58,7 @@ def make_runner(
             reason = f"the tree does not run it ({type(error).__name__}: {error})"
         if reason is None and runner is not None:
             runner.budget = budget
-            _speed_up(runner, settings, sample)
+            runner.speed_up(settings, sample)
             return runner
         if runner is not None:
             runner.close()
@@ -78,16 +74,8 @@ def make_runner(
         raise
     except Exception as error:
         raise UnsupportedModelError(f"{type(model).__name__} cannot be run with a cache: {error}") from error
-    _speed_up(fallback, settings, sample)
+    fallback.speed_up(settings, sample)
     return fallback
-
-
-def _speed_up(runner: BorrowedModel, config: EngineConfig, sample: Sequence[int] | None) -> None:
-    try:
-        runner.speed_up(config, sample if sample else _SAMPLE)
-    except BaseException:
-        runner.close()
-        raise
 
 
 def _why_not_on_the_tree(model: PreTrainedModel) -> str | None:

@@ -70,18 +70,7 @@ class Generate(PlainSystem):
             # the last token of each branch has no KV yet
             more = torch.cat([done.sequences[:, -1:], asked], 1)
             scores = self.scores(self.last_logits(more, cache=cache, use_cache=True), unit)
-            ended = meter.now()
-        assert meter.first_at is not None
-        return Took(
-            seconds=ended - began,
-            scores=scores,
-            tokens_computed=meter.tokens,
-            kv_bytes=meter.kv_bytes,
-            passes=meter.passes,
-            prefill_s=meter.first_at - began,
-            decode_s=written - meter.first_at,
-            verify_s=ended - written,
-        )
+            return self.took(meter, began, written, scores)
 
     def _prefilled(self, prompt: torch.Tensor, unit: Unit, meter: Meter) -> Cache:
         """The KV of the prompt without its last token, once for each branch."""

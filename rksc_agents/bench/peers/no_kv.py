@@ -33,15 +33,4 @@ class NoKV(PlainSystem):
             whole = torch.cat([done.sequences, asked], 1)
             del done  # its cache is of no use to a prefill from nothing
             scores = self.scores(self.last_logits(whole, use_cache=False), unit)
-            ended = meter.now()
-        assert meter.first_at is not None
-        return Took(
-            seconds=ended - began,
-            scores=scores,
-            tokens_computed=meter.tokens,
-            kv_bytes=meter.kv_bytes,
-            passes=meter.passes,
-            prefill_s=meter.first_at - began,
-            decode_s=written - meter.first_at,
-            verify_s=ended - written,
-        )
+            return self.took(meter, began, written, scores)

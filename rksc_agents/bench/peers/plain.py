@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from rksc_agents.bench.peers.system import System
+from rksc_agents.bench.peers.meter import Meter
+from rksc_agents.bench.peers.system import System, Took
 from rksc_agents.bench.peers.weights import Weights
 from rksc_agents.bench.unit import Unit
 from rksc_agents.verify.decisions import sigmoid
@@ -60,6 +61,22 @@ class PlainSystem(System):
             given["logits_to_keep"] = 1
         logits: Tensor = self.model(input_ids=ids, **given).logits
         return logits[:, -1].float()
+
+    @staticmethod
+    def took(meter: Meter, began: float, written: float, scores: tuple[float, ...]) -> Took:
+        """What a run took that began, had written its branches, and has its verdicts now."""
+        ended = meter.now()
+        assert meter.first_at is not None
+        return Took(
+            seconds=ended - began,
+            scores=scores,
+            tokens_computed=meter.tokens,
+            kv_bytes=meter.kv_bytes,
+            passes=meter.passes,
+            prefill_s=meter.first_at - began,
+            decode_s=written - meter.first_at,
+            verify_s=ended - written,
+        )
 
     @staticmethod
     def scores(logits: Tensor, unit: Unit) -> tuple[float, ...]:
