@@ -135,10 +135,10 @@ class EngineConfig(Config):
         Branches that decode at once over all requests; more wait their turn.
     fast_linears : {"auto", True, False}, default "auto"
         Faster float32 linear layers on the CPU: "auto" packs the shapes, and multiplies in panels, where a
-        measurement of one or two seconds says it is quicker; True packs all; False leaves them alone.
+        measurement of a few seconds says it is quicker; True packs all; False leaves them alone.
     int8 : bool, default False
-        Multiply float32 linear layers on the CPU in 8-bit integers: a quarter of the bytes per step, and lossy. Whether
-        that is quicker depends on the machine: see docs/performance.md. What it changes is measured when the model is
+        Round the weights of float32 linear layers on the CPU to 8-bit integers: a quarter of the bytes per step, and
+        lossy. It is quicker for few branches: see docs/performance.md. What it changes is measured when the model is
         loaded, and every result tells it as `quantization`.
     compile : bool, default False
         Compile the feed-forward blocks with `torch.compile`.

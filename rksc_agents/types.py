@@ -259,7 +259,7 @@ class VerificationUsage(Record):
 
 
 class Quantization(Record):
-    """Weights that are multiplied in 8-bit integers (``EngineConfig(int8=True)``), and what that changes.
+    """Weights that are rounded to 8-bit integers (``EngineConfig(int8=True)``), and what that changes.
 
     Attributes
     ----------

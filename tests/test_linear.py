@@ -73,20 +73,20 @@ def test_off_and_foreign_layers_are_left_alone(model: Small) -> None:
     assert "forward" in vars(model.first)
 
 
-@pytest.mark.parametrize(("packed_s", "expected"), [([1, 1, 1, 1], True), ([1, 1.9, 1.9, 1], False)])
+@pytest.mark.parametrize(("times", "expected"), [([0.5, 0.5, 0.5, 0.5], True), ([0.5, 0.95, 0.95, 0.5], False)])
 def test_auto_packs_what_is_quicker(
-    model: Small, monkeypatch: pytest.MonkeyPatch, packed_s: list[float], expected: bool
+    model: Small, monkeypatch: pytest.MonkeyPatch, times: list[float], expected: bool
 ) -> None:
-    """Of a plain time of 2 s at every size, half is quicker and 95 % is not worth it."""
-    times = iter([[2.0] * 4, packed_s] * 10)
-    monkeypatch.setattr(linear, "_times", lambda product, weights: next(times))
+    """Half of the plain time is quicker and 95 % is not worth it."""
+    relative = dict(zip(linear.ROWS, times, strict=True))
+    monkeypatch.setattr(linear, "_relative_time", lambda plain, packed, rows: relative[rows])
     with fast_linears(model, mode="auto") as packed:
         assert packed == ({"first", "second", "head"} if expected else frozenset())
 
 
 def test_auto_packs_nothing_that_makes_one_row_slow(model: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([[1.0] * 4, [1.5, 0.5, 0.5, 1.0]] * 10)
-    monkeypatch.setattr(linear, "_times", lambda product, weights: next(times))
+    relative = dict(zip(linear.ROWS, [1.5, 0.5, 0.5, 1.0], strict=True))
+    monkeypatch.setattr(linear, "_relative_time", lambda plain, packed, rows: relative[rows])
     with fast_linears(model, mode="auto") as packed:
         assert packed == {"head"}  # its plain weight is there anyway and serves single rows
 

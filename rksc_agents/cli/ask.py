@@ -68,7 +68,8 @@ def ask(
         str | None, typer.Option(metavar="BYTES", help="Bytes of KV cache, or a share of the free memory below 1.")
     ] = None,
     int8: Annotated[
-        bool, typer.Option("--int8", help="Multiply in 8-bit integers on the CPU: lossy, and on some machines quicker.")
+        bool,
+        typer.Option("--int8", help="Round weights to 8-bit integers on the CPU: lossy, and quicker for few branches."),
     ] = False,
     as_json: common.AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer only.")] = False,

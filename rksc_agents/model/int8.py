@@ -1,10 +1,9 @@
-"""Linear layers in 8-bit integers on the CPU: a step reads a quarter of the bytes, at a loss that is measured.
+"""Linear layers with weights in 8-bit integers on the CPU: a step of few rows reads a quarter of the bytes.
 
-Weights are rounded per output channel. Activations are rounded per token, twice: the remainder of the first rounding
-goes through the same product as rows of its own, so that each weight is read once and nearly all that is lost is what
-the weights' rounding loses (a tenth of what activations of 8 bits would lose). Sums are exact integers, so a row's
-result depends on no other row of its batch. The ops are private to torch, so they are used behind a test of their
-results.
+Weights are rounded per output channel. For a few rows they are multiplied as they are, with activations in bfloat16 (a
+relative rounding, row by row, so a row's result depends on no other row of its batch); for more rows, as in a prompt,
+the rounded weight is written out as float32 first. What both ways lose together is measured on a text when the model is
+loaded. The op is private to torch, so it is used behind a test of its results.
 """
 
 from __future__ import annotations
@@ -28,29 +27,28 @@ PASSAGE = (
 )
 """Text on which the loss is measured."""
 
-_ops = torch.ops.onednn
+FEW = 48
+"""Rows that are multiplied with the integers; beyond, writing a weight out costs less than what it spares."""
+
 _LARGEST = 127.0
-_ZERO = 128
-_FINER = 254.0  # a remainder is half a unit at most, and fills the range again
+_BLOCK = 32  # the op reads past the end of a row whose width is no multiple of its vectors
 
 
 def int8_available() -> bool:
-    """Whether this torch and CPU multiply 8-bit integers without overflow."""
-    if not (hasattr(_ops, "qlinear_prepack") and hasattr(_ops, "qlinear_pointwise")):
+    """Whether this torch multiplies with weights of 8-bit integers."""
+    if not hasattr(torch, "_weight_int8pack_mm"):
         return False
-    weight = torch.ones(16, 64)
-    weight[1::2] = -1
-    x = torch.ones(2, 64)
-    x[1] = torch.linspace(-1, 1, 64)
+    weight = torch.linspace(-1, 1, 16 * 64).view(16, 64)
+    x = torch.linspace(-1, 1, 2 * 64).view(2, 64)
     try:
-        return torch.allclose(_product(weight, None)(x), nn.functional.linear(x, weight), rtol=0.02, atol=0.5)
+        return torch.allclose(_product(weight, None)(x), nn.functional.linear(x, weight), rtol=0.02, atol=0.2)
     except RuntimeError:
         return False
 
 
 @contextmanager
 def int8_linears(model: PreTrainedModel, sample: Sequence[int]) -> Iterator[Quantization]:
-    """Let the model's float32 CPU linear layers multiply in 8-bit integers for the length of the block.
+    """Let the model's float32 CPU linear layers multiply with 8-bit weights for the length of the block.
 
     The plain weights stay where they are, so memory grows by a quarter of theirs and nothing is lost at the end.
 
@@ -68,7 +66,7 @@ def int8_linears(model: PreTrainedModel, sample: Sequence[int]) -> Iterator[Quan
     Raises
     ------
     ConfigError
-        If the model has no such layers, or torch or the CPU lacks the ops.
+        If the model has no such layers, or torch lacks the op.
     """
     layers = candidates(model)
     if not layers:
@@ -78,8 +76,7 @@ def int8_linears(model: PreTrainedModel, sample: Sequence[int]) -> Iterator[Quan
         )
     if not int8_available():
         raise ConfigError(
-            "EngineConfig.int8 = True: this torch or CPU has no exact products of 8-bit integers (AVX-512 VNNI or "
-            "newer); leave int8 off"
+            "EngineConfig.int8 = True: this torch does not multiply with weights of 8-bit integers; leave int8 off"
         )
     plain = _log_probs(model, sample)
     with ExitStack() as undo:
@@ -97,30 +94,24 @@ def int8_linears(model: PreTrainedModel, sample: Sequence[int]) -> Iterator[Quan
 def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """The linear map of a weight [out, in], rounded to 8 bits."""
     scales = weight.abs().amax(1).clamp_min(1e-30) / _LARGEST
-    packed = _ops.qlinear_prepack((weight / scales[:, None]).round().to(torch.int8), None)
-    zeros = torch.zeros(len(weight), dtype=torch.int32)
-    outputs = len(weight)
+    integers = (weight / scales[:, None]).round().to(torch.int8)
+    few = FEW if weight.shape[1] % _BLOCK == 0 else 0
+    units = torch.ones(len(weight), dtype=torch.bfloat16)  # the op's scales have 8 bits: ours are multiplied after it
 
     def product(x: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        largest = flat.abs().amax(-1, keepdim=True).clamp_min(1e-30)
-        scaled = flat * (_LARGEST / largest)
-        coarse = scaled.round()
-        fine = scaled.sub_(coarse).mul_(_FINER).round_()
-        rounded = torch.cat([coarse, fine]).add_(_ZERO).to(torch.uint8)
-        parts = _ops.qlinear_pointwise(
-            rounded, 1 / _LARGEST, _ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-        )
-        out = parts[: len(flat)].add_(parts[len(flat) :], alpha=1 / _FINER).mul_(largest)
+        if len(flat) > few:
+            return nn.functional.linear(x, integers * scales[:, None], bias)
+        out = torch._weight_int8pack_mm(flat.to(torch.bfloat16), integers, units) * scales
         if bias is not None:
             out += bias
-        return out.reshape(*x.shape[:-1], outputs)  # type: ignore[no-any-return]
+        return out.view(*x.shape[:-1], -1)
 
     return product
 
 
 @torch.inference_mode()
 def _log_probs(model: PreTrainedModel, sample: Sequence[int]) -> Tensor:
-    """Log-probabilities [tokens, vocabulary] of what follows each token."""
-    logits = model(input_ids=torch.tensor([list(sample)]), use_cache=False).logits
-    return logits[0].float().log_softmax(-1)  # type: ignore[no-any-return]
+    """Log-probabilities [tokens, vocabulary] of what follows each token, in passes of few rows that stand alone."""
+    passes = [model(input_ids=piece, use_cache=False).logits for piece in torch.tensor([list(sample)]).split(FEW, 1)]
+    return torch.cat([logits[0].float().log_softmax(-1) for logits in passes])

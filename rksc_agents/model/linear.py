@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -20,6 +21,9 @@ from rksc_agents.errors import EngineError
 
 ROWS = (1, 8, 32, 256)
 """Rows at which packed and plain are compared: one branch, the default, several requests, a piece of a prompt."""
+
+ENOUGH = 2**27
+"""Bytes of a shape's weights to measure with, where there are that many: in a step weights come from memory."""
 
 GAIN = 0.8
 """Pack a shape if that takes at most this, relative to plain, on average over the middle of `ROWS`."""
@@ -156,32 +160,40 @@ def _packs_equally(layer: nn.Linear) -> bool:
 
 
 @torch.no_grad()
-def _gains(layers: list[nn.Linear], tied: bool, most: int = 6) -> bool:
-    """Whether packing layers of one shape pays.
+def _gains(layers: list[nn.Linear], tied: bool) -> bool:
+    """Whether packing layers of one shape pays."""
+    plain = [layer.weight.detach() for layer in islice(layers, max(1, ENOUGH // layers[0].weight.nbytes))]
+    packed = [pack(weight) for weight in plain]
+    single, few, many, prompt = ROWS
 
-    Several layers are timed in turn, because in a step every weight comes from memory, not from a cache.
-    """
-    weights = [layer.weight.detach() for layer in layers[:most]]
-    plain = _times(nn.functional.linear, weights)
-    packed = _times(lambda x, weight: packed_linear(x, weight, None), [pack(weight) for weight in weights])
-    single, few, many, prompt = (a / b for a, b in zip(packed, plain, strict=True))
-    return math.sqrt(few * many) <= GAIN and prompt <= LOSS and (tied or single <= LOSS)
+    def time_of(rows: int) -> float:
+        return _relative_time(plain, packed, rows)
+
+    return (
+        math.sqrt(time_of(few) * time_of(many)) <= GAIN
+        and time_of(prompt) <= LOSS
+        and (tied or time_of(single) <= LOSS)
+    )
 
 
-def _times(product: Callable[[Tensor, Tensor], Tensor], weights: list[Tensor], runs: int = 7) -> list[float]:
-    """Median seconds of one product with each of `weights`, for each of `ROWS`."""
-    medians = []
-    width = weights[0].shape[-1]
-    for rows in ROWS:
-        x = torch.ones(rows, width)
-        taken = []
-        for _ in range(runs + 1):
-            began = time.perf_counter()
-            for weight in weights:
-                product(x, weight)
-            taken.append(time.perf_counter() - began)
-        medians.append(sorted(taken[1:])[runs // 2])
-    return medians
+def _relative_time(plain: list[Tensor], packed: list[Tensor], rows: int) -> float:
+    """Median time of one product with each of `packed`, relative to those with `plain`, taken in turn."""
+    x = torch.ones(rows, plain[0].shape[-1])
+    runs = 7
+    if rows == ROWS[-1]:  # bound by arithmetic: less of it tells as much
+        plain, packed, runs = plain[:4], packed[:4], 3
+    taken: tuple[list[float], list[float]] = ([], [])
+    for _ in range(runs + 1):
+        began = time.perf_counter()
+        for weight in packed:
+            packed_linear(x, weight, None)
+        halfway = time.perf_counter()
+        for weight in plain:
+            nn.functional.linear(x, weight)
+        taken[0].append(halfway - began)
+        taken[1].append(time.perf_counter() - halfway)
+    mine, others = (sorted(times[1:])[runs // 2] for times in taken)
+    return mine / others
 
 
 @contextmanager
