@@ -82,7 +82,7 @@ def test_ours_in_8_bits_does_the_same_work_on_a_copy() -> None:
 
 def test_what_cannot_run_in_8_bits_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rksc_agents.model.int8.int8_available", lambda: False)
-    with tiny_weights(lent=False) as weights, pytest.raises(MissingSystemError, match="no exact products"):
+    with tiny_weights(lent=False) as weights, pytest.raises(MissingSystemError, match="does not multiply"):
         RkscInt8().open(weights, tiny_unit(weights))
 
 
