@@ -39,12 +39,14 @@ if TYPE_CHECKING:
     )
     from rksc_agents.reasoning.judging import CertificateWarning
     from rksc_agents.request import Options
+    from rksc_agents.result import ReasoningResult
+    from rksc_agents.telemetry import Telemetry
+    from rksc_agents.trace import Trace, TraceNode
     from rksc_agents.types import (
         Branch,
         InvalidToolCall,
         KVUsage,
         Quantization,
-        ReasoningResult,
         Rendered,
         SharingRecord,
         Timings,
@@ -80,8 +82,11 @@ _HOMES = {
     ],
     "rksc_agents.reasoning.judging": ["CertificateWarning"],
     "rksc_agents.request": ["Options"],
+    "rksc_agents.result": ["ReasoningResult"],
+    "rksc_agents.telemetry": ["Telemetry"],
+    "rksc_agents.trace": ["Trace", "TraceNode"],
     "rksc_agents.types": [
-        "Branch", "InvalidToolCall", "KVUsage", "Quantization", "ReasoningResult", "Rendered", "SharingRecord",
+        "Branch", "InvalidToolCall", "KVUsage", "Quantization", "Rendered", "SharingRecord",
         "Timings", "ToolCall", "Usage", "Verdict", "VerificationUsage", "Vote",
     ],
     "rksc_agents.verify.callable_verifier": ["CallableVerifier"],
@@ -142,8 +147,11 @@ __all__ = [
     "Sharing",
     "SharingRecord",
     "Strategy",
+    "Telemetry",
     "Timings",
     "ToolCall",
+    "Trace",
+    "TraceNode",
     "TreeOfThought",
     "UnsupportedModelError",
     "Usage",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rksc_agents.types import FinishReason, ReasoningResult, Verdict, Vote
+from rksc_agents.result import ReasoningResult
+from rksc_agents.types import FinishReason, Verdict, Vote
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -19,6 +20,7 @@ from rksc_agents.engine.engine import Engine
 from rksc_agents.engine.session import Session
 from rksc_agents.errors import ConfigError
 from rksc_agents.events import Answer, Event
+from rksc_agents.listeners import Listener, Listeners
 from rksc_agents.model.device import kv_limit
 from rksc_agents.model.fingerprint import model_hash
 from rksc_agents.model.int8 import PASSAGE
@@ -32,7 +34,8 @@ from rksc_agents.reasoning import SelfConsistency, Strategy
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.result import result_of
 from rksc_agents.request import Desk, Exit, Options, sharing_of, strategy_of
-from rksc_agents.types import Prompt, Quantization, ReasoningResult, SharingMode
+from rksc_agents.result import ReasoningResult
+from rksc_agents.types import Prompt, Quantization, SharingMode
 
 if TYPE_CHECKING:
     from langchain_rksc import ChatRKSC
@@ -75,6 +78,7 @@ class RKSCReasoner:
             sharing=sharing_of(sharing),
             exit=exit,
         )
+        self._listeners = Listeners()
         self._engine = Engine(make_runner, codec, context=context, kv_limit=kv_limit, config=engine)
 
     @property
@@ -320,15 +324,45 @@ class RKSCReasoner:
             problem = Problem(
                 session, request.question, request.prompts, request.settings, request.thinking_opened, emit
             )
-            return self._solve(request.strategy, problem)
+            return self._told(request.strategy, problem)
 
         return run
+
+    async def _told(self, strategy: Strategy, problem: Problem) -> ReasoningResult:
+        """Solve a problem, and tell whoever listens how that ended."""
+        try:
+            result = await self._solve(strategy, problem)
+        except BaseException as error:
+            self._listeners.tell(error, problem.session.ledger.now)
+            raise
+        self._listeners.tell(result, problem.session.ledger.now)
+        return result
 
     async def _solve(self, strategy: Strategy, problem: Problem) -> ReasoningResult:
         outcome = await strategy.solve(problem)
         if outcome.winner in problem.cursors:  # the next turn of a conversation goes on from the winner
             problem.session.keep(problem.cursors[outcome.winner])
-        return result_of(strategy, problem, outcome)
+        return result_of(strategy, problem, outcome, self.name)
+
+    def listening(self, listener: Listener) -> AbstractContextManager[None]:
+        """Have `listener` hear how each request ends, for the length of a ``with`` block.
+
+        Parameters
+        ----------
+        listener : callable
+            See :data:`rksc_agents.listeners.Listener`.
+        """
+        return self._listeners.listening(listener)
+
+    @contextmanager
+    def watching_steps(self, watch: Callable[[float], None]) -> Iterator[None]:
+        """Have `watch` called in the engine's thread after each step with its seconds, for the length of the block."""
+        self._engine.inspect(lambda scheduler: scheduler.on_step.append(watch))
+        try:
+            yield
+        finally:
+            if not self._engine.closed:
+                self._engine.inspect(lambda scheduler: scheduler.on_step.remove(watch))
 
     @property
     def depth(self) -> int:

@@ -37,14 +37,15 @@ from rksc_agents.errors import (
 )
 from rksc_agents.events import Answer, BranchEnd, BranchToken, BranchVerified, Event, VoteChanged
 from rksc_agents.model import loader
+from rksc_agents.printable import clean, one_line, size
 from rksc_agents.reasoner import RKSCReasoner
 from rksc_agents.reasoning import STRATEGIES, BestOfN, SelfConsistency, Strategy, TreeOfThought
-from rksc_agents.report.terminal import BranchView, clean, facts, one_line, plain, size, summary
+from rksc_agents.report.terminal import BranchView, facts, plain, summary
+from rksc_agents.result import ReasoningResult
 from rksc_agents.types import (
     Branch,
     KVUsage,
     Quantization,
-    ReasoningResult,
     SharingRecord,
     Timings,
     Usage,

@@ -26,7 +26,16 @@ def blocks(language: str) -> list[object]:
     return found
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder to write to that looks like a checkout."""
+    for name in ("tests", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.real
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python(code: str) -> None:
     exec(compile(code, "block", "exec"), {"__name__": "block"})
@@ -36,6 +45,7 @@ COMMANDS = [line for param in blocks("sh") for line in param.values[0].splitline
 
 
 @pytest.mark.real
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("rksc ")])
 def test_command(line: str) -> None:
     result = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])

@@ -28,7 +28,7 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
 
 @needs_ops
 @given(
-    rows=st.integers(1, 9) | st.integers(int8.FEW - 1, int8.FEW + 2),
+    rows=st.integers(0, 9) | st.integers(int8.FEW - 1, int8.FEW + 2),
     width=st.integers(1, 70) | st.sampled_from([32, 64, 96]),
     outputs=st.integers(1, 40),
     spread=st.floats(0, 3),

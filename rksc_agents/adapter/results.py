@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rksc_agents.types import ReasoningResult
+from rksc_agents.result import ReasoningResult
 
 PROVIDER = "rksc"
 """What frameworks call this library beside a model's name."""

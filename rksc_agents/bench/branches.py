@@ -18,8 +18,8 @@ from rksc_agents.bench.unit import Unit, make_unit
 from rksc_agents.config import EngineConfig
 from rksc_agents.errors import ConfigError
 from rksc_agents.model.loader import LoadedModel, load_model
+from rksc_agents.printable import size
 from rksc_agents.questions import Question
-from rksc_agents.report.terminal import size
 
 BASELINE = "no-kv"
 

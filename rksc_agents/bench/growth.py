@@ -19,8 +19,8 @@ from rksc_agents.bench.unit import Unit, make_units
 from rksc_agents.config import EngineConfig
 from rksc_agents.errors import ConfigError
 from rksc_agents.model.loader import LoadedModel, load_model
+from rksc_agents.printable import size
 from rksc_agents.questions import Question
-from rksc_agents.report.terminal import size
 
 BRANCHES = (1, 2, 4, 8, 16, 32)
 PREFIX = (256, 1024)

@@ -17,7 +17,8 @@ from rksc_agents.model.tools import tools_of
 from rksc_agents.reasoner import RKSCReasoner
 from rksc_agents.reasoning import Direct, SelfConsistency, Strategy
 from rksc_agents.request import Options
-from rksc_agents.types import ReasoningResult, ToolCall
+from rksc_agents.result import ReasoningResult
+from rksc_agents.types import ToolCall
 
 ABSENT = ""
 """Among the accepted values of an argument: it may be left out."""

@@ -1,4 +1,4 @@
-"""The command line: ``rksc ask``, ``rksc calibrate``, ``rksc doctor``, ``rksc cache``, ``rksc bench``.
+"""The command line: ``rksc ask``, ``chat``, ``run``, ``calibrate``, ``doctor``, ``cache`` and ``bench``.
 
 What a command needs is imported inside it, so that ``rksc --help`` does not wait for torch.
 """
@@ -14,9 +14,11 @@ import typer
 
 from rksc_agents.cli.ask import ask as _ask  # by another name: `cli.ask` is the module
 from rksc_agents.cli.calibration import calibrate
+from rksc_agents.cli.chat import chat
 from rksc_agents.cli.common import STYLE, Commands
 from rksc_agents.cli.housekeeping import cache, doctor
 from rksc_agents.cli.measure import bench
+from rksc_agents.cli.run import run
 
 __all__ = ["app", "main"]
 
@@ -40,6 +42,8 @@ def root(
 
 
 app.command()(_ask)
+app.command()(chat)
+app.command()(run)
 app.command()(calibrate)
 app.command()(doctor)
 app.add_typer(cache, name="cache")

@@ -128,7 +128,7 @@ def _record(found: Calibration) -> dict[str, Any]:
 
 def _lines(found: Calibration, plot: Path | None, questions: int, answers: int) -> Iterator[str]:
     """Yield what was found as lines, ``name: facts``."""
-    from rksc_agents.report.terminal import one_line
+    from rksc_agents.printable import one_line
 
     made = found.certificate
     yield one_line(f"certificate: {found.path}")

@@ -43,7 +43,7 @@ class Commands(TyperGroup):
             try:
                 return super().invoke(ctx)
             except RKSCError as error:
-                _say("error", error)
+                say("error", error)
                 usage = isinstance(error, (ConfigError, PromptTooLongError))
                 raise typer.Exit(2 if usage else 1) from None
 
@@ -56,11 +56,12 @@ def _show_warning(  # noqa: PLR0917 - the signature of warnings.showwarning
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    _say("warning", message)
+    say("warning", message)
 
 
-def _say(kind: str, message: object) -> None:
-    from rksc_agents.report.terminal import one_line
+def say(kind: str, message: object) -> None:
+    """Tell an error or a warning as one line on stderr."""
+    from rksc_agents.printable import one_line
 
     typer.echo(f"{kind}: {one_line(str(message))}", err=True)
 
@@ -146,7 +147,7 @@ def load_progress() -> Callable[[str], None] | None:
 
 
 def _print_progress(line: str) -> None:
-    from rksc_agents.report.terminal import one_line
+    from rksc_agents.printable import one_line
 
     typer.echo(one_line(line), err=True)
 
@@ -160,7 +161,7 @@ def progress_bars() -> Iterator[Show | None]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from rksc_agents.report.terminal import one_line
+    from rksc_agents.printable import one_line
 
     name = TextColumn("{task.description}", markup=False)  # a file may be called anything
     columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(elapsed_when_finished=True))

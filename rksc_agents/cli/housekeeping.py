@@ -44,7 +44,7 @@ def show(as_json: AsJson = False) -> None:
 
     The keys of --json: entries, each with name, path, bytes, created; bytes, their sum.
     """
-    from rksc_agents.report.terminal import one_line, size
+    from rksc_agents.printable import one_line, size
 
     entries = copies().entries()
     total = sum(entry.bytes for entry in entries)
@@ -66,7 +66,7 @@ def clear(as_json: AsJson = False) -> None:
 
     The key of --json: bytes_freed.
     """
-    from rksc_agents.report.terminal import size
+    from rksc_agents.printable import size
 
     freed = copies().clear()
     typer.echo(json.dumps({"bytes_freed": freed}) if as_json else f"freed: {size(freed)}")

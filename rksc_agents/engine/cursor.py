@@ -90,6 +90,8 @@ class Completion:
         Depth of the cursor that it started from.
     cursor : Cursor or None
         Where to go on from; None if the branch was cancelled.
+    pieces : tuple of str
+        What became readable with each token, and last what was held back where the branch was cancelled.
     """
 
     index: int
@@ -100,3 +102,4 @@ class Completion:
     finish_reason: FinishReason
     depth: int
     cursor: Cursor | None
+    pieces: tuple[str, ...] = ()

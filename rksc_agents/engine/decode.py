@@ -115,6 +115,7 @@ class Decodes:
             row.scores.append(score)
             job.ledger.completion_tokens += 1
             text = self._read(job, row, token)
+            row.pieces.append(text)
             if job.on_token is not None:
                 job.on_token(row.index, token, text)
         if any(row.finish_reason for row in job.rows):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -69,18 +68,19 @@ class Decoding:
         self.completions: list[Completion] = []
 
     async def __aenter__(self) -> Self:
-        self._began = time.perf_counter()
+        self._spending = self._work.ledger.spending("decode")
+        self._spending.__enter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._work.ledger.decode_s += time.perf_counter() - self._began
+        self._spending.__exit__(None, None, None)
         job = self._job
         if job is None:
             return
         for row in job.rows:
-            row.stream.finish()
+            row.pieces.append(row.stream.finish())
             self._done[row.index] = row.completion("cancelled", None)
         self._work.scheduler.cancel(job)
         while not job.finished.empty():  # ended in the step in which the others were cancelled

@@ -106,6 +106,11 @@ class Engine:
             self._tasks.discard(task)
             self._cut.discard(task)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closing
+
     def inspect(self, look: Callable[[Scheduler], T]) -> T:
         """Run `look` between two steps in the engine's thread and return what it returns."""
 

@@ -69,12 +69,13 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     def completion(self, finish_reason: FinishReason, cursor: Cursor | None) -> Completion:
         return Completion(
             self.index, tuple(self.tokens), tuple(self.logprobs), tuple(self.scores), self.stream.text, finish_reason,
-            self.base.depth, cursor,
+            self.base.depth, cursor, tuple(self.pieces),
         )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ pieces, so that a long prompt does not stall them. Work is admitted in the order
 from __future__ import annotations
 
 import asyncio
+import time
 from bisect import insort
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -82,6 +83,7 @@ class Scheduler:
         }
         self.waiting: list[Job] = []
         self.wake = asyncio.Event()
+        self.on_step: list[Callable[[float], None]] = []
         # Held by whoever computes again what was evicted before it could run: two of them at the same time would evict
         # each other's KV for ever.
         self.turn = asyncio.Lock()
@@ -127,6 +129,12 @@ class Scheduler:
 
     def step(self) -> None:
         """Admit what fits, draw a token for every row, compute one pass, and the probes in passes of their own."""
+        began = time.perf_counter()
+        self._work()
+        for watch in self.on_step:
+            watch(time.perf_counter() - began)
+
+    def _work(self) -> None:
         self._admit()
         for decode in list(self.decodes.jobs):
             self._guard(decode, self.decodes.draw)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -62,6 +61,16 @@ class Session:
     def quantization(self) -> Quantization | None:
         """What 8-bit weights changed, where there are any."""
         return self._work.scheduler.runner.quantization
+
+    @property
+    def kv_limit(self) -> int:
+        """The KV budget in bytes."""
+        return self._work.scheduler.budget.limit
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of KV per token."""
+        return self._work.scheduler.runner.token_bytes
 
     @property
     def context(self) -> int:
@@ -259,12 +268,11 @@ class Session:
         UnsupportedModelError
             If there is an exit rule and the model's passes cannot end early.
         """
-        began = time.perf_counter()
         pairs = list(zip(cursors, extensions, strict=True))
         for cursor, extension in pairs:
             _check_probe(cursor, extension)
-        readings = await all_of([self._work.probe(c, e, groups=groups, rule=exit_rule) for c, e in pairs])
-        self.ledger.verify_s += time.perf_counter() - began
+        with self.ledger.spending("verify"):
+            readings = await all_of([self._work.probe(c, e, groups=groups, rule=exit_rule) for c, e in pairs])
         return [reading if reading.logits is None else _grouped(reading, groups) for reading in readings]
 
     async def logits_along(self, cursor: Cursor, tokens: Sequence[int]) -> Tensor:

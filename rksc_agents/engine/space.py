@@ -61,7 +61,7 @@ class Space:
         shared = 0
         if self.runner.shares:
             shared = sum(end.end for end in ends) - sum(len(node.tokens) for node in nodes)
-        ledger.saw(held, held + shared * self.runner.token_bytes, shared)
+        ledger.saw(held, held + shared * self.runner.token_bytes, shared, self.budget.held)
 
     def path_bytes(self, cursors: Sequence[Cursor]) -> int:
         """Bytes of the KV behind sequences, each shared token once, whether it is held now or evicted."""

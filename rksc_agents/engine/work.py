@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal, Protocol, TypeVar
@@ -70,21 +69,18 @@ class Work:
         limit = self.scheduler.context
         if not 0 < len(tokens) < limit:
             raise PromptTooLongError(len(tokens), limit)
-        began = time.perf_counter()
         job = PrefillJob(self.ledger, tokens, asyncio.get_running_loop().create_future(), depth, why, under)
-        cursor = await self.done(job)
-        self.ledger.prefill_s += time.perf_counter() - began
-        return cursor
+        with self.ledger.spending("prefill"):
+            return await self.done(job)
 
     async def transplant(self, source: Cursor, graft: Graft, why: Literal["prompt", "evicted"]) -> Cursor:
-        began = time.perf_counter()
         while True:
             if not source.node.alive or source.node.end < len(source.tokens):
                 await self.ready([source])
             future: asyncio.Future[Cursor | None] = asyncio.get_running_loop().create_future()
-            cursor = await self.done(TransplantJob(self.ledger, source, graft, 0, future, why))
+            with self.ledger.spending("prefill"):
+                cursor = await self.done(TransplantJob(self.ledger, source, graft, 0, future, why))
             if cursor is not None:
-                self.ledger.prefill_s += time.perf_counter() - began
                 return cursor
 
     async def probe(

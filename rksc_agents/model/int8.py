@@ -105,7 +105,7 @@ def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         out = torch._weight_int8pack_mm(flat.to(torch.bfloat16), integers, units) * scales
         if bias is not None:
             out += bias
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], len(integers))
 
     return product
 

@@ -60,6 +60,15 @@ class Settings:
     like: tuple[tuple[int, ...], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """When a branch ran, in seconds since the request was submitted, and what came of it token by token."""
+
+    start_s: float
+    end_s: float
+    completion: Completion
+
+
 @dataclass(eq=False)
 class Problem:
     """A question with everything that a strategy may do about it.
@@ -76,6 +85,10 @@ class Problem:
         How it is to be answered.
     cursors : dict of int to Cursor
         Where each branch that ended can go on from.
+    lives : dict of int to Life
+        When each branch ran.
+    pruned : set of int
+        Branches that a search gave up without going on from them.
     """
 
     session: Session
@@ -85,6 +98,8 @@ class Problem:
     thinking_opened: bool = False
     emit: Callable[[Event], None] | None = None
     cursors: dict[int, Cursor] = field(default_factory=dict)
+    lives: dict[int, Life] = field(default_factory=dict)
+    pruned: set[int] = field(default_factory=set)
     _ended_at: dict[int, Branch] = field(default_factory=dict)
     _said: dict[int, Said] = field(default_factory=dict)
     _parents: dict[int, int | None] = field(default_factory=dict)
@@ -144,6 +159,7 @@ class Problem:
         above = list(parents) if parents is not None else [None] * len(cursors)
         self._parents.update({first + i: parent for i, parent in enumerate(above)})
         done: dict[int, Branch] = {}
+        began = self.session.ledger.now
         on_token = None
         if self.emit is not None:
             emit = self.emit
@@ -167,16 +183,19 @@ class Problem:
         )
         stepwise = parents is not None
         async with run:
-            yield self._ended(run, first, done, stepwise)
+            yield self._ended(run, first, done, stepwise, began)
         for completion in run.completions:
             index = first + completion.index
+            if index not in self.lives:
+                self.lives[index] = Life(began, self.session.ledger.now, completion)
             branch = done.get(completion.index) or await self._end(first, completion, stepwise)
             self._ended_at[index] = await self._audited(index, branch)
 
     async def _ended(
-        self, run: Decoding, first: int, done: dict[int, Branch], stepwise: bool
+        self, run: Decoding, first: int, done: dict[int, Branch], stepwise: bool, began: float
     ) -> AsyncIterator[tuple[int, Branch]]:
         async for completion in run:
+            self.lives[first + completion.index] = Life(began, self.session.ledger.now, completion)
             branch = done[completion.index] = await self._end(first, completion, stepwise)
             yield first + completion.index, branch
 
@@ -318,7 +337,9 @@ class Problem:
         return branch.finish_reason == "eos"
 
     def drop(self, index: int) -> None:
-        """Give up a branch's KV: nothing goes on from it."""
+        """Give up a branch's KV: nothing more goes on from it."""
+        if index not in self._parents.values():
+            self.pruned.add(index)
         self.session.release(self.cursors.pop(index))
 
     def _tokens(self, index: int | None) -> list[int]:

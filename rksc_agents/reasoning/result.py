@@ -6,12 +6,19 @@ import time
 
 from rksc_agents.reasoning.problem import Problem
 from rksc_agents.reasoning.strategy import Outcome, Strategy
-from rksc_agents.types import ReasoningResult, Timings, Usage, VerificationUsage
+from rksc_agents.reasoning.tracing import trace_of
+from rksc_agents.result import ReasoningResult
+from rksc_agents.types import Timings, Usage, VerificationUsage
 from rksc_agents.verify.verifier import ProbingVerifier
 
 
-def result_of(strategy: Strategy, problem: Problem, outcome: Outcome) -> ReasoningResult:
-    """The result of a run that has just ended, with what it took."""
+def result_of(strategy: Strategy, problem: Problem, outcome: Outcome, model: str) -> ReasoningResult:
+    """The result of a run of the model of this name that has just ended, with what it took and its trace."""
+    result = _result(strategy, problem, outcome)
+    return result.traced(trace_of(problem, result, model))
+
+
+def _result(strategy: Strategy, problem: Problem, outcome: Outcome) -> ReasoningResult:
     ledger, now = problem.session.ledger, time.perf_counter()
     started = ledger.started if ledger.started is not None else now
     return ReasoningResult(
@@ -37,9 +44,9 @@ def result_of(strategy: Strategy, problem: Problem, outcome: Outcome) -> Reasoni
         kv=ledger.kv.model_copy(update={"evicted": problem.session.evicted(), "recomputed": ledger.recomputed}),
         timings=Timings(
             queue_s=started - ledger.submitted,
-            prefill_s=ledger.prefill_s,
-            decode_s=ledger.decode_s,
-            verify_s=ledger.verify_s,
+            prefill_s=ledger.seconds("prefill"),
+            decode_s=ledger.seconds("decode"),
+            verify_s=ledger.seconds("verify"),
             total_s=now - ledger.submitted,
         ),
     )

@@ -7,7 +7,6 @@ would move the cursor, change colors or reverse the reading order.
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,34 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rksc_agents.events import BranchEnd, BranchToken, BranchVerified, Event, VoteChanged
-from rksc_agents.types import Branch, FinishReason, ReasoningResult, SharingRecord, Verdict, Vote
+from rksc_agents.printable import clean, one_line, size
+from rksc_agents.result import ReasoningResult
+from rksc_agents.types import Branch, FinishReason, SharingRecord, Verdict, Vote
 
-# Overrides and isolates can make a line read as another; the plain marks U+200E and U+200F cannot.
-_BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _TAIL = 600  # characters of a branch kept for its one line: more than any terminal is wide
 _BAR = 24  # cells of the longest bar
-
-
-def clean(text: str) -> str:
-    """Return `text` without control characters; line feeds and tabs stay."""
-    return "".join(c for c in text if c in "\n\t" or (unicodedata.category(c) not in {"Cc", "Cs"} and c not in _BIDI))
-
-
-def one_line(text: str) -> str:
-    """Return `text` cleaned and on one line, runs of white space as one space."""
-    return " ".join(clean(" ".join(text.split())).split())
-
-
-def size(count: int) -> str:
-    """Return a number of bytes for people: ``size(1536) == "1.5 KiB"``."""
-    if abs(count) < 1024:
-        return f"{count} B"
-    value = float(count)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if abs(value) < 1023.95 or unit == "TiB":  # 1023.95 would print as 1024.0
-            break
-    return f"{value:,.1f} {unit}"
 
 
 @dataclass(slots=True)
@@ -142,6 +119,19 @@ def summary(result: ReasoningResult) -> RenderableType:
     parts += [Text(f"{name:<{width}}{note}", "dim") for name, note in notes]
     parts += [Text(f"{name:<{width}}{fact}") for name, fact in figures]
     return Group(*parts)
+
+
+def brief(result: ReasoningResult) -> str:
+    """Return the evidence of a finished run as one line."""
+    usage, facts = result.usage, []
+    if result.agreement is not None:
+        facts.append(f"{one_line(result.answer or 'none')} by {result.agreement:.0%} of the votes")
+    if result.verification.skipped:
+        facts.append(f"{result.verification.skipped} verifications skipped")
+    if stopped := sum(branch.finish_reason in ("cancelled", "unsure") for branch in result.branches):
+        facts.append(f"{stopped} branches stopped early")
+    facts.append(f"prompt {usage.prompt_tokens} tokens, {usage.prompt_tokens_reused} of them reused")
+    return ", ".join([*facts, f"{result.timings.total_s:.2f} s"])
 
 
 def plain(result: ReasoningResult) -> Iterator[str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,10 +13,13 @@ from platformdirs import user_cache_path
 from pydantic import Field, ValidationError, model_validator
 
 from rksc_agents.errors import ConfigError
+from rksc_agents.files import write_text, write_whole
 from rksc_agents.model.converted import CACHE_VARIABLE
 from rksc_agents.types import Record
 from rksc_agents.verify.calibration import Point
 from rksc_agents.verify.lens import FittedLens
+
+_WAY_OUT = f"give another path, or set {CACHE_VARIABLE} to a folder that can be written"
 
 VERSION: Literal[1] = 1
 """Version of the files; others are refused."""
@@ -133,7 +134,7 @@ class Certificate(Record):
             If the file cannot be written.
         """
         text = self.model_dump_json(indent=2)
-        _write(Path(path), lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
+        write_text(path, text + "\n", way_out=_WAY_OUT)
 
     @classmethod
     def load(cls, path: Path | str) -> Certificate:
@@ -267,28 +268,4 @@ def plot(certificate: Certificate, path: Path | str) -> None:
     axes.set_ylabel("decisions that differ, %")
     axes.set_title(f"{certificate.model}, {certificate.n} problems", parse_math=False)
     axes.legend()
-    _write(Path(path), lambda temporary: figure.savefig(temporary, format="svg"))
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _beside(path) as temporary:
-            write(temporary)
-            with temporary.open("rb+") as file:  # a rename must not outlive what it points to
-                os.fsync(file.fileno())
-            temporary.replace(path)
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error}): give another path, or set {CACHE_VARIABLE} to a folder that can be "
-            "written"
-        ) from error
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)  # gone already where all went well
+    write_whole(path, lambda temporary: figure.savefig(temporary, format="svg"), way_out=_WAY_OUT)

@@ -11,6 +11,7 @@ from rksc_agents.engine.work import all_of
 from rksc_agents.model.exits import ExitRule
 from rksc_agents.types import Prompt, Verdict
 from rksc_agents.verify.decisions import sigmoid
+from rksc_agents.verify.early_exit import binary_entropy
 from rksc_agents.verify.verifier import Claim
 from rksc_agents.verify.words import verdict_tokens
 
@@ -97,4 +98,5 @@ def verdict(reading: Reading, zero: float = 0.0) -> Verdict:
         exit_layer=reading.exit_layer,
         layers=reading.layers,
         tokens_computed=reading.tokens,
+        entropies={layer: binary_entropy(value - zero) for layer, value in reading.trace.log_odds.items()},
     )

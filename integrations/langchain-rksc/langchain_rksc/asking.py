@@ -22,7 +22,7 @@ from langchain_rksc.outputs import generation_of, message_of, metadata_of
 from rksc_agents.adapter.results import PROVIDER, each_branch
 from rksc_agents.errors import ConfigError
 from rksc_agents.events import Answer, Event
-from rksc_agents.types import ReasoningResult
+from rksc_agents.result import ReasoningResult
 
 if TYPE_CHECKING:
     from rksc_agents import Options, RKSCReasoner, Strategy

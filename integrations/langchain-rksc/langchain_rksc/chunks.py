@@ -21,7 +21,7 @@ from langchain_rksc.outputs import (
 )
 from rksc_agents.adapter.progress import Grown
 from rksc_agents.events import BranchToken, Event
-from rksc_agents.types import ReasoningResult
+from rksc_agents.result import ReasoningResult
 
 
 class Chunks:

@@ -13,7 +13,7 @@ from langchain_core.outputs import ChatGeneration
 from langchain_core.utils.json import parse_partial_json
 
 from rksc_agents.adapter.results import PROVIDER, call_ids, finish_reason, id_of, logprobs_of
-from rksc_agents.types import ReasoningResult
+from rksc_agents.result import ReasoningResult
 
 Content = str | list[str | dict[str, Any]]
 

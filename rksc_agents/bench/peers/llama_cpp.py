@@ -149,8 +149,8 @@ class LlamaCpp(System):
 
 
 def _room(unit: Unit) -> int:
-    """Tokens of context: the shared prompt, and what each branch adds, with some to spare."""
-    return len(unit.prompt) + unit.branches * (unit.length - len(unit.prompt) + 1) + 256
+    """Tokens of context: some builds count the shared prompt for each branch, though they hold it once."""
+    return unit.branches * (unit.length + 1) + 256
 
 
 def _free_port() -> int:

@@ -16,7 +16,7 @@ from llama_index_instrumentation.span import active_span_id
 from llama_index.llms.rksc.events import instrumentation_event
 from llama_index.llms.rksc.responses import Growing, response_of
 from rksc_agents.events import Answer, Event
-from rksc_agents.types import ReasoningResult
+from rksc_agents.result import ReasoningResult
 
 if TYPE_CHECKING:
     from rksc_agents import Options, RKSCReasoner, Strategy

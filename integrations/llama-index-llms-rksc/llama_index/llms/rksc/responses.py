@@ -22,7 +22,7 @@ from llama_index.core.bridge.pydantic import Field
 from rksc_agents.adapter.progress import Grown
 from rksc_agents.adapter.results import call_ids, finish_reason, logprobs_of
 from rksc_agents.events import BranchToken, Event
-from rksc_agents.types import ReasoningResult
+from rksc_agents.result import ReasoningResult
 
 Decode = Callable[[Sequence[int]], str]
 

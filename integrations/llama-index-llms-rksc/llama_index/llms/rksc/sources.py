@@ -10,7 +10,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from rksc_agents.model.grammar import Regex
-from rksc_agents.types import ReasoningResult
+from rksc_agents.result import ReasoningResult
 
 _CITED = re.compile(r"\[(\d+)\]")
 

@@ -1,6 +1,6 @@
 """Game of 24: a tree of thought against best-of-n with as many generated tokens, both checked by the rules.
 
-    python examples/game_of_24.py --limit 20
+    python examples/04_game_of_24.py --limit 20
 
 The file of puzzles has one JSON object per line with the four numbers as `question`.
 """
