@@ -16,7 +16,7 @@ OFFLINE := env -u LANGSMITH_TRACING -u LANGCHAIN_TRACING_V2 HF_HUB_OFFLINE=1 TOK
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ help: ## list the targets
 demo: $(STAMP) ## answer a question with 8 branches on the default model
 	$(BIN)/rksc ask --strategy self-consistency --branches 8 --max-tokens 200 "$(QUESTION)"
 
-test: lint ## run all checks and all tests, those with the real model too
+test: lint docs ## run all checks and all tests, those with the real model too
 	$(OFFLINE) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(STAMP) ## check style, types and the direction of imports
@@ -32,6 +32,9 @@ lint: $(STAMP) ## check style, types and the direction of imports
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(STAMP) ## build the documentation; a warning fails it
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 
 bench: $(STAMP) ## measure a decode step against transformers
 	$(BIN)/rksc bench steps

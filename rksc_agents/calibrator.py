@@ -49,6 +49,11 @@ class Calibration:
         Where it was written.
     problems_missing : int
         Questions to add before even settings without any error could be certified; 0 if there were enough.
+
+    Examples
+    --------
+    >>> report = calibrate(reasoner, ["Q"] * 8)  # doctest: +SKIP
+    >>> report.certificate.save("certificate.json")  # doctest: +SKIP
     """
 
     certificate: Certificate
@@ -99,6 +104,10 @@ def calibrate(
     ------
     ConfigError
         If a value is outside its range, or there are too few questions to fit a lens.
+
+    Examples
+    --------
+    >>> calibrate(reasoner, questions).certificate.save("certificate.json")  # doctest: +SKIP
     """
     chosen = strategy if strategy is not None else SelfConsistency(vote="verifier")
     deciding = chosen.score if isinstance(chosen, BestOfN) else chosen.vote

@@ -67,6 +67,11 @@ class Sampling(Config):
         Branch `b` of a request draws from its own generator, seeded from `seed` and `b`.
     ignore_eos : bool, default False
         Generate `max_tokens` tokens whatever they are (for benchmarks).
+
+    Examples
+    --------
+    >>> Sampling(temperature=0).replace(max_tokens=32).max_tokens
+    32
     """
 
     temperature: float = Field(default=0.7, ge=0.0, le=100.0, allow_inf_nan=False)
@@ -110,6 +115,11 @@ class Sharing(Config):
         more than that, or the share of tokens that the prompts have in common, which computes nothing.
     audit : bool, default False
         Compute each such branch exactly as well, and report how far the shared computation is from that.
+
+    Examples
+    --------
+    >>> Sharing(mode="aligned", audit=True).first
+    20
     """
 
     mode: Literal["exact", "aligned", "semantic"] = "exact"
@@ -142,6 +152,11 @@ class EngineConfig(Config):
         loaded, and every result tells it as `quantization`.
     compile : bool, default False
         Compile the feed-forward blocks with `torch.compile`.
+
+    Examples
+    --------
+    >>> EngineConfig(kv_budget=2**30).max_rows
+    256
     """
 
     kv_budget: int | float | None = None

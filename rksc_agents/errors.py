@@ -19,11 +19,29 @@ from __future__ import annotations
 
 
 class RKSCError(Exception):
-    """Root of all errors of this package."""
+    """Root of all errors of this package.
+
+    Examples
+    --------
+    >>> try:
+    ...     reasoner.reason("Q" * 10_000)
+    ... except RKSCError as error:
+    ...     print(type(error).__name__)
+    PromptTooLongError
+    """
 
 
 class ConfigError(RKSCError, ValueError):
-    """A value is outside its range, or an argument or name is unknown."""
+    """A value is outside its range, or an argument or name is unknown.
+
+    Examples
+    --------
+    >>> try:
+    ...     Sampling(temperature=-1)
+    ... except ConfigError as error:
+    ...     print(error)
+    Sampling.temperature = -1: Input should be greater than or equal to 0
+    """
 
 
 class PromptTooLongError(RKSCError, ValueError):
@@ -35,6 +53,11 @@ class PromptTooLongError(RKSCError, ValueError):
         Length of the prompt.
     limit : int
         Length of the model's context.
+
+    Examples
+    --------
+    >>> PromptTooLongError(tokens=9000, limit=8192).tokens
+    9000
     """
 
     def __init__(self, tokens: int, limit: int) -> None:
@@ -47,15 +70,33 @@ class PromptTooLongError(RKSCError, ValueError):
 
 
 class ModelLoadError(RKSCError):
-    """The model's files are missing, corrupt or unsuitable."""
+    """The model's files are missing, corrupt or unsuitable.
+
+    Examples
+    --------
+    >>> issubclass(ModelLoadError, RKSCError)
+    True
+    """
 
 
 class ConversionError(ModelLoadError):
-    """A converted copy of the weights could not be written; nothing half-written is left."""
+    """A converted copy of the weights could not be written; nothing half-written is left.
+
+    Examples
+    --------
+    >>> issubclass(ConversionError, ModelLoadError)
+    True
+    """
 
 
 class UnsupportedModelError(RKSCError):
-    """The model's architecture cannot be run."""
+    """The model's architecture cannot be run.
+
+    Examples
+    --------
+    >>> issubclass(UnsupportedModelError, RKSCError)
+    True
+    """
 
 
 class KVBudgetError(RKSCError):
@@ -67,6 +108,11 @@ class KVBudgetError(RKSCError):
         Bytes of KV the request needs at its peak.
     limit : int
         The budget, in bytes.
+
+    Examples
+    --------
+    >>> KVBudgetError(needed=2048, limit=1024).limit
+    1024
     """
 
     def __init__(self, needed: int, limit: int) -> None:
@@ -79,8 +125,20 @@ class KVBudgetError(RKSCError):
 
 
 class EngineClosedError(RKSCError):
-    """The engine was closed; make a new reasoner."""
+    """The engine was closed; make a new reasoner.
+
+    Examples
+    --------
+    >>> issubclass(EngineClosedError, RKSCError)
+    True
+    """
 
 
 class EngineError(RKSCError):
-    """The model failed inside a step; the cause is chained."""
+    """The model failed inside a step; the cause is chained.
+
+    Examples
+    --------
+    >>> issubclass(EngineError, RKSCError)
+    True
+    """

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from rksc_agents.errors import ConfigError
 from rksc_agents.files import write_text
-
-try:
-    import fcntl
-except ImportError:  # Windows: nothing keeps two runs from one file there
-    fcntl = None  # type: ignore[assignment]
 
 
 class Journal:
@@ -65,8 +61,10 @@ class Journal:
             raise
 
     def _lock(self) -> None:
-        if fcntl is None:
+        if sys.platform == "win32":  # nothing keeps two runs from one file there
             return
+        import fcntl
+
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

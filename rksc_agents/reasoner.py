@@ -51,6 +51,11 @@ class RKSCReasoner:
     Make one with :meth:`from_pretrained` or :meth:`from_model`. It may be called from any thread and any
     event loop at once; what is asked at the same time runs as one batch. Use it as a context manager, or call
     :meth:`close`, to free the KV cache and leave the model as it was.
+
+    Examples
+    --------
+    >>> with RKSCReasoner.from_pretrained() as reasoner:  # doctest: +SKIP
+    ...     print(reasoner.reason("What is 17 + 25?").answer)
     """
 
     def __init__(

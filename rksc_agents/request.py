@@ -32,7 +32,14 @@ _EXITS = f"give one of {', '.join(PRESETS)}, 'auto', a certificate or its path, 
 
 
 class Options(TypedDict, total=False):
-    """What a call may set; see :meth:`rksc_agents.reasoner.RKSCReasoner.reason`."""
+    """What a call may set; see :meth:`rksc_agents.reasoner.RKSCReasoner.reason`.
+
+    Examples
+    --------
+    >>> options: Options = {"temperature": 0.5, "max_tokens": 64}
+    >>> reasoner.reason("Q", **options).answer
+    '4'
+    """
 
     strategy: Strategy | str | None
     phrasings: Sequence[Prompt]

@@ -51,6 +51,11 @@ class ReasoningResult(Record):
         What 8-bit weights changed; None where weights are as they were loaded.
     usage, kv, timings
         What it took.
+
+    Examples
+    --------
+    >>> result.answer, result.agreement, result.winner
+    ('4', 1.0, 0)
     """
 
     answer: str | None

@@ -25,6 +25,12 @@ class Rendered(str):
     """A prompt as the model reads it: no chat template is applied, and control tokens in it are control tokens.
 
     Do not build one of texts that you do not trust.
+
+    Examples
+    --------
+    >>> prompt = Rendered("<|user|>Q<|end|><|assistant|>")
+    >>> reasoner.reason(prompt, strategy="direct").text
+    'The answer is 4.'
     """
 
     __slots__ = ()
@@ -53,6 +59,11 @@ class SharingRecord(Record):
     kl, agreement : float or None
         With ``audit=True``: mean KL divergence in nats from exact computation over the branch's first tokens, and the
         share of them with the same likeliest token. 0 and 1 where the branch was computed exactly.
+
+    Examples
+    --------
+    >>> result.branches[1].sharing.mode
+    'exact'
     """
 
     mode: SharingMode = "exact"
@@ -81,6 +92,11 @@ class Verdict(Record):
     entropies : dict of int to float
         Level 2: by layer, counted from 1, the entropy in nats of YES against NO as that layer saw it, up to the layer
         at which the pass ended; 0 is sure, ln 2 undecided. Empty where nobody looked.
+
+    Examples
+    --------
+    >>> Verdict(score=0.9).skipped
+    False
     """
 
     score: float | None = None
@@ -100,6 +116,11 @@ class ToolCall(Record):
         The tool's name, one of those that were offered.
     arguments : dict
         Its arguments.
+
+    Examples
+    --------
+    >>> ToolCall(name="weather", arguments={"city": "Rome"}).name
+    'weather'
     """
 
     name: str
@@ -117,6 +138,11 @@ class InvalidToolCall(Record):
         What is wrong with it.
     name : str or None
         The tool that it named, where it did.
+
+    Examples
+    --------
+    >>> InvalidToolCall(text="weather(", error="no JSON").name is None
+    True
     """
 
     text: str
@@ -153,6 +179,13 @@ class Branch(Record):
         What its prompt took from KV that was there.
     verdict : Verdict or None
         What the verifier made of it; None where nothing was to be verified.
+
+    Examples
+    --------
+    >>> result.branches[0].text
+    'The answer is 4.'
+    >>> result.branches[0].finish_reason
+    'eos'
     """
 
     text: str
@@ -181,6 +214,11 @@ class Vote(Record):
         Sum of the weights of its branches (their count in a majority vote).
     branches : tuple of int
         Indices of the branches that gave it.
+
+    Examples
+    --------
+    >>> result.votes[0].answer, result.votes[0].branches
+    ('4', (0, 1, 2))
     """
 
     answer: str
@@ -189,10 +227,23 @@ class Vote(Record):
 
 
 class Usage(Record):
-    """Tokens counted. `prompt_tokens` = computed + reused; `completion_tokens` are those of all branches.
+    """Tokens counted.
 
-    `completion_tokens_winner` are those of the winning line, `completion_tokens_thinking` those of them that were
-    written inside thinking markers, these included.
+    Attributes
+    ----------
+    prompt_tokens, prompt_tokens_computed, prompt_tokens_reused : int
+        Of prompts: all of them, those that were computed, and those whose KV was there.
+    completion_tokens : int
+        Of all branches.
+    completion_tokens_winner : int
+        Of the winning line.
+    completion_tokens_thinking : int
+        Those of the winning line that were written inside thinking markers, these included.
+
+    Examples
+    --------
+    >>> result.usage.prompt_tokens == result.usage.prompt_tokens_computed + result.usage.prompt_tokens_reused
+    True
     """
 
     prompt_tokens: int
@@ -223,6 +274,11 @@ class KVUsage(Record):
         Nodes evicted while the request ran.
     recomputed : int
         Tokens computed again because their KV had been evicted.
+
+    Examples
+    --------
+    >>> result.kv.peak_bytes < result.kv.bytes_if_copied
+    True
     """
 
     peak_bytes: int = 0
@@ -250,6 +306,11 @@ class VerificationUsage(Record):
     layers, layers_full : int
         Layers of the reasoner's own model computed for verdicts, summed over the branches, and what full depth would
         have taken.
+
+    Examples
+    --------
+    >>> result.verification.verified
+    0
     """
 
     verifier: str | None = None
@@ -274,6 +335,11 @@ class Quantization(Record):
         of text when the model was loaded.
     agreement : float
         Share of that passage's tokens after which both expect the same token most.
+
+    Examples
+    --------
+    >>> result.quantization is None  # nothing was rounded
+    True
     """
 
     layers: int
@@ -282,7 +348,22 @@ class Quantization(Record):
 
 
 class Timings(Record):
-    """Seconds of wall-clock time."""
+    """Seconds of wall-clock time.
+
+    Attributes
+    ----------
+    queue_s : float
+        From the question to the first step that worked for it.
+    prefill_s, decode_s, verify_s : float
+        In which prompts, branches and verdicts were waited for; what was waited for at once counts each time.
+    total_s : float
+        From the question to the answer.
+
+    Examples
+    --------
+    >>> result.timings.total_s >= result.timings.decode_s
+    True
+    """
 
     queue_s: float = 0.0
     prefill_s: float = 0.0

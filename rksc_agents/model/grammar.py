@@ -36,14 +36,21 @@ class Grammar(ABC):
         What the grammar says, as one text; equal for equal grammars.
     instruction : str or None
         A text that tells the model what to write; None where nothing short can be said.
+
+    Examples
+    --------
+    >>> Choice("a", "b") == Choice("a", "b")
+    True
     """
 
     @property
     def key(self) -> str:
+        """What tells equal grammars."""
         return f"{type(self).__name__}:{self.lark()}"
 
     @property
     def instruction(self) -> str | None:
+        """What the model is told about it in the prompt; None for nothing."""
         return None
 
     @abstractmethod
@@ -74,6 +81,11 @@ class JSONSchema(Grammar):
     ------
     ConfigError
         If `schema` is neither, or cannot be written as JSON.
+
+    Examples
+    --------
+    >>> reasoner.reason("Q", strategy="direct", grammar=JSONSchema({"type": "boolean"})).text in ("true", "false")
+    True
     """
 
     schema: Mapping[str, Any]
@@ -97,6 +109,7 @@ class JSONSchema(Grammar):
 
     @property
     def instruction(self) -> str:
+        """The schema, as the model is told it in the prompt."""
         kind = "a JSON object" if self.schema.get("type") == "object" else "JSON"
         free = self.schema.get("type", "object") == "object" and self.schema.keys() <= {"type", "title"}
         if free:  # nothing to fit: small models would write the schema itself
@@ -131,6 +144,11 @@ class Regex(Grammar):
     ------
     ConfigError
         If the pattern is malformed or has what cannot be enforced.
+
+    Examples
+    --------
+    >>> len(reasoner.reason("Q", strategy="direct", grammar=Regex("[0-9]{3}")).text)
+    3
     """
 
     pattern: str
@@ -166,6 +184,11 @@ class Choice(Grammar):
     ------
     ConfigError
         If there is none, or one is empty, no text, or there twice.
+
+    Examples
+    --------
+    >>> reasoner.reason("Q", strategy="direct", grammar=Choice("yes", "no")).text in ("yes", "no")
+    True
     """
 
     options: tuple[str, ...]
@@ -179,6 +202,7 @@ class Choice(Grammar):
 
     @property
     def instruction(self) -> str:
+        """The texts, as the model is told them in the prompt."""
         return f"Answer with one of: {', '.join(self.options)}"
 
     def lark(self) -> str:
@@ -198,6 +222,11 @@ class Lark(Grammar):
     ------
     ConfigError
         If it is no text or has no rule ``start``.
+
+    Examples
+    --------
+    >>> reasoner.reason("Q", strategy="direct", grammar=Lark('start: "a" | "b"')).text in ("a", "b")
+    True
     """
 
     text: str

@@ -20,7 +20,13 @@ from rksc_agents.model.tree_cache import LayerKinds
 
 
 class PerBranchWarning(UserWarning):
-    """The model runs with one KV cache per branch, so its branches share nothing but the prefill."""
+    """The model runs with one KV cache per branch, so its branches share nothing but the prefill.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> warnings.simplefilter("error", PerBranchWarning)  # doctest: +SKIP
+    """
 
 
 def make_runner(

@@ -37,6 +37,11 @@ class BeamSearch(Strategy):
         How the scores of a line's steps make its own.
     dedupe : bool, default True
         Whether equal steps of one line (but for white space and case) are one.
+
+    Examples
+    --------
+    >>> reasoner.reason("Q", strategy=BeamSearch(beams=2, expansions=2, depth=1)).answer
+    '4'
     """
 
     name: ClassVar[str] = "beam-search"

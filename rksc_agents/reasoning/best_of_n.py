@@ -26,6 +26,11 @@ class BestOfN(Strategy):
         What is compared: the branch's confidence, its verdict's score (verification is skipped where one branch is
         decisively confident), or what a function of the :class:`~rksc_agents.types.Branch` returns. The function runs
         outside the engine's thread.
+
+    Examples
+    --------
+    >>> reasoner.reason("Q", strategy=BestOfN(branches=2)).answer
+    '4'
     """
 
     name: ClassVar[str] = "best-of-n"

@@ -9,7 +9,13 @@ from rksc_agents.reasoning.strategy import Outcome, Strategy
 
 
 class Direct(Strategy):
-    """Answer with a single branch."""
+    """Answer with a single branch.
+
+    Examples
+    --------
+    >>> len(reasoner.reason("Q", strategy=Direct()).branches)
+    1
+    """
 
     name: ClassVar[str] = "direct"
 

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 
 class CertificateWarning(UserWarning):
-    """A certificate is used for something else than it was made for, or cannot be used."""
+    """A certificate is used for something else than it was made for, or cannot be used.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> warnings.simplefilter("error", CertificateWarning)  # doctest: +SKIP
+    """
 
 
 async def judge(problem: Problem, indices: Sequence[int], *, finished: bool, gate: bool) -> list[Verdict]:

@@ -83,12 +83,23 @@ class Problem:
         The prompt, then other phrasings of it; branches take them in turn.
     settings : Settings
         How it is to be answered.
+    thinking_opened : bool, default False
+        Whether the prompt ends inside thinking markers.
+    emit : callable or None
+        Called with each event, in the engine's thread; None where nobody watches.
     cursors : dict of int to Cursor
         Where each branch that ended can go on from.
     lives : dict of int to Life
         When each branch ran.
     pruned : set of int
         Branches that a search gave up without going on from them.
+
+    Examples
+    --------
+    See :class:`Strategy`, whose coroutine gets one.
+
+    >>> Problem.verify.__name__
+    'verify'
     """
 
     session: Session

@@ -64,6 +64,11 @@ class SelfConsistency(Strategy):
     hint_place : "before" or "after", default "after"
         Where a hint goes. After the question, branches share the question's KV exactly; before it, only as far as
         `sharing` lets them.
+
+    Examples
+    --------
+    >>> reasoner.reason("Q", strategy=SelfConsistency(branches=4, stop=None)).votes[0].weight
+    4.0
     """
 
     name: ClassVar[str] = "self-consistency"

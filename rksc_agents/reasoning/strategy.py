@@ -19,7 +19,24 @@ from rksc_agents.verify.verifier import Verifier
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a strategy settled on: the winning branch's index, its answer, the votes, and the rule that decided."""
+    """What a strategy settled on.
+
+    Attributes
+    ----------
+    winner : int
+        Index of the winning branch.
+    answer : str or None
+        Its answer.
+    votes : tuple of Vote
+        Best first; empty where there was no vote.
+    rule : str or None
+        Which rule decided the vote.
+
+    Examples
+    --------
+    >>> Outcome(winner=0, answer="4").votes
+    ()
+    """
 
     winner: int
     answer: str | None
@@ -41,6 +58,18 @@ class Strategy(Config):
     verifier : Verifier or None, default None
         Says how right a branch is, where the strategy verifies; None asks the model itself
         (:class:`~rksc_agents.verify.self_verifier.SelfVerifier`).
+
+    Examples
+    --------
+    >>> class One(Strategy):
+    ...     name = "one"
+    ...
+    ...     async def solve(self, problem):
+    ...         async with problem.branching(await problem.start(1)) as ended:
+    ...             async for index, branch in ended:
+    ...                 return Outcome(index, branch.answer)
+    >>> reasoner.reason("Q", strategy=One()).answer
+    '4'
     """
 
     name: ClassVar[str]

@@ -66,6 +66,11 @@ class TreeOfThought(Strategy):
     ------
     ConfigError
         If a value is outside its range, or no score could reach the threshold.
+
+    Examples
+    --------
+    >>> reasoner.reason("Q", strategy=TreeOfThought(proposals=2, breadth=1, depth=1)).answer
+    '4'
     """
 
     name: ClassVar[str] = "tree-of-thought"

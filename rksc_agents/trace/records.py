@@ -71,6 +71,11 @@ class TraceNode(Branch):
         Bytes of KV that are the branch's own; what it shares with others is its prompt's or its parent's.
     start_s, end_s : float
         Seconds since the request was submitted.
+
+    Examples
+    --------
+    >>> result.trace.nodes[0].state
+    'chosen'
     """
 
     index: int

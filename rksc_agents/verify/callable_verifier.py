@@ -46,6 +46,12 @@ class CallableVerifier:
     ------
     ConfigError
         If `function` cannot be called, or is a coroutine function.
+
+    Examples
+    --------
+    >>> short = CallableVerifier(lambda claim: 1 / (1 + len(claim.text)), "short")
+    >>> reasoner.reason("Q", strategy=BestOfN(score="verifier", verifier=short)).answer
+    '4'
     """
 
     function: Check

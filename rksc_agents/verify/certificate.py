@@ -84,6 +84,10 @@ class Certificate(Record):
         Date and time, ISO 8601.
     labelled : Labelled or None
         Where questions had labels.
+
+    Examples
+    --------
+    >>> reasoner.reason("Q", exit=Certificate.load("certificate.json"))  # doctest: +SKIP
     """
 
     version: Literal[1] = VERSION

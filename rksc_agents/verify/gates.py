@@ -43,6 +43,11 @@ class ExitConfig(Config):
         Of the raw lens: the entropy, in nats, below which a verdict has settled, and its change since the last layer.
     certificate : Certificate or None
         Where the thresholds come from one; a call warns where it was made for another model, prompt or settings.
+
+    Examples
+    --------
+    >>> reasoner.reason("Q", exit=ExitConfig()).answer
+    '4'
     """
 
     source: str = "custom"

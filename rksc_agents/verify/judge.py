@@ -25,6 +25,11 @@ class JudgeVerifier(Config):
     ----------
     request : str
         The prompt, with the places ``{question}`` and ``{answer}``.
+
+    Examples
+    --------
+    >>> BestOfN(score="verifier", verifier=JudgeVerifier()).verifier.name
+    'judge'
     """
 
     request: str = (
@@ -49,6 +54,7 @@ class JudgeVerifier(Config):
         return self.request
 
     async def verify(self, session: Session, claims: Sequence[Claim], exit_rule: ExitRule | None) -> list[Verdict]:
+        """Return a verdict for each claim, in order; see :class:`~rksc_agents.verify.verifier.Verifier`."""
         return [verdict(reading) for reading, _ in await self.read(session, claims, exit_rule)]
 
     async def read(

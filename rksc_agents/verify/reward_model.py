@@ -85,6 +85,10 @@ class RewardModelVerifier:
 
     A token head reads one row per claim, each step tokenized on its own with a separator after it, as such models are
     trained, and scored at its last token; with ``per="answer"`` the last step counts alone.
+
+    Examples
+    --------
+    >>> verifier = RewardModelVerifier("org/reward-model")  # doctest: +SKIP
     """
 
     def __init__(

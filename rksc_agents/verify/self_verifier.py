@@ -30,6 +30,12 @@ class SelfVerifier(Config):
     calibrated : bool, default False
         Take what the model says about a content-free answer as the zero point (contextual calibration, Zhao et al.
         2021, arXiv 2102.09690). Costs one more short probe per call.
+
+    Examples
+    --------
+    >>> best = BestOfN(branches=2, score="verifier", verifier=SelfVerifier(calibrated=False))
+    >>> reasoner.reason("Q", strategy=best, exit="off").verification.verified
+    2
     """
 
     request: str = "Is the answer above correct? Reply YES or NO."
@@ -47,6 +53,7 @@ class SelfVerifier(Config):
         return f"{self.request}\n{self.step_request}"
 
     async def verify(self, session: Session, claims: Sequence[Claim], exit_rule: ExitRule | None) -> list[Verdict]:
+        """Return a verdict for each claim, in order; see :class:`~rksc_agents.verify.verifier.Verifier`."""
         return [verdict(reading, zero) for reading, zero in await self.read(session, claims, exit_rule)]
 
     async def read(

@@ -30,6 +30,11 @@ class Claim:
         The line itself, with its KV.
     finished : bool
         False for a step of a longer line, which can be on the right track but not right yet.
+
+    Examples
+    --------
+    >>> def brief(claim: Claim) -> float:
+    ...     return float(len(claim.text) < 80)
     """
 
     question: Prompt
@@ -55,10 +60,17 @@ class Verifier(Protocol):
         The name in results, settings and certificates.
     always : bool, optional
         True where a verdict is better than any confidence, so that level 1 never spares it: a program that checks.
+
+    Examples
+    --------
+    >>> isinstance(SelfVerifier(), Verifier)
+    True
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name in results, settings and certificates."""
+        ...
 
     async def verify(self, session: Session, claims: Sequence[Claim], exit_rule: ExitRule | None) -> list[Verdict]:
         """Return a verdict for each claim, in order; runs in the engine's thread and must not block.
