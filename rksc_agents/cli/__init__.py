@@ -1,4 +1,4 @@
-"""The command line: ``rksc ask``, ``chat``, ``run``, ``calibrate``, ``doctor``, ``cache`` and ``bench``.
+"""The command line: ``rksc ask``, ``chat``, ``run``, ``serve``, ``calibrate``, ``doctor``, ``cache`` and ``bench``.
 
 What a command needs is imported inside it, so that ``rksc --help`` does not wait for torch.
 """
@@ -19,6 +19,7 @@ from rksc_agents.cli.common import STYLE, Commands
 from rksc_agents.cli.housekeeping import cache, doctor
 from rksc_agents.cli.measure import bench
 from rksc_agents.cli.run import run
+from rksc_agents.cli.serve import serve
 
 __all__ = ["app", "main"]
 
@@ -44,6 +45,7 @@ def root(
 app.command()(_ask)
 app.command()(chat)
 app.command()(run)
+app.command()(serve)
 app.command()(calibrate)
 app.command()(doctor)
 app.add_typer(cache, name="cache")
