@@ -19,12 +19,12 @@ QUESTIONS = Path(__file__).parent.parent / "tests" / "data" / "gsm8k_small.jsonl
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--questions", type=Path, default=QUESTIONS)
-parser.add_argument("--limit", type=int, default=4)
+parser.add_argument("--limit", type=int, default=12)
 options = parser.parse_args()
-strategy = BestOfN(branches=2, score="verifier")
+strategy = BestOfN(branches=8, score="verifier")
 questions = read_questions(options.questions, limit=options.limit)
-with RKSCReasoner.from_pretrained(sampling=Sampling(max_tokens=32), strategy=strategy) as reasoner:
-    certificate = calibrate(reasoner, questions).certificate
+with RKSCReasoner.from_pretrained(sampling=Sampling(max_tokens=8), strategy=strategy) as reasoner:
+    certificate = calibrate(reasoner, [question.text for question in questions], save=False).certificate
     path = Path(tempfile.mkdtemp()) / "certificate.json"
     certificate.save(path)
     result = reasoner.reason(questions[0].text, exit=path, seed=0)

@@ -74,6 +74,13 @@ class ReasoningResult(Record):
     timings: Timings
     _trace: Trace | None = PrivateAttr(None)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether all that is printed is equal; the trace is not."""
+        return isinstance(other, ReasoningResult) and dict(self) == dict(other)
+
+    def __hash__(self) -> int:
+        return hash((self.strategy, self.text, self.winner, self.timings))
+
     def traced(self, trace: Trace) -> ReasoningResult:
         """The same result with the trace of its run."""
         copy = self.model_copy()

@@ -19,6 +19,9 @@ ARGUMENTS = {"04_game_of_24.py": ["--limit", "1"]}
 pytestmark = pytest.mark.real
 
 
+# LlamaIndex's agents use what pydantic and its own workflows have deprecated
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
+@pytest.mark.filterwarnings("ignore:is_running called from within a step:DeprecationWarning")
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_example(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [path.name, *ARGUMENTS.get(path.name, [])])
