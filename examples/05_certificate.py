@@ -24,9 +24,10 @@ options = parser.parse_args()
 strategy = BestOfN(branches=8, score="verifier")
 questions = read_questions(options.questions, limit=options.limit)
 with RKSCReasoner.from_pretrained(sampling=Sampling(max_tokens=8), strategy=strategy) as reasoner:
-    certificate = calibrate(reasoner, [question.text for question in questions], save=False).certificate
+    asked = [question.text for question in questions]
+    certificate = calibrate(reasoner, asked, strategy=strategy, save=False).certificate
     path = Path(tempfile.mkdtemp()) / "certificate.json"
     certificate.save(path)
-    result = reasoner.reason(questions[0].text, exit=path, seed=0)
+    result = reasoner.reason(asked[0], exit=path, seed=0)
 print(f"{certificate.n} decisions, {certificate.errors} of them changed by the thresholds that were chosen")
 print(f"saved: {certificate.work_saved:.0%} of the layers; exit: {result.verification.exit}")
