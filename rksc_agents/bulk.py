@@ -13,10 +13,10 @@ from pydantic import BaseModel
 
 from rksc_agents.errors import EngineClosedError, RKSCError
 from rksc_agents.journal import Journal
-from rksc_agents.questions import Question, read_questions
+from rksc_agents.questions import Question, conversation_of, read_questions
 from rksc_agents.reasoner import RKSCReasoner
 from rksc_agents.result import ReasoningResult
-from rksc_agents.types import Prompt, Record
+from rksc_agents.types import Record
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -99,10 +99,10 @@ def answer_file(
             question = asked[line - 1]
             if in_flight == 1:  # what an earlier question left in the cache would change the last bits
                 reasoner.clear_cache()
-            phrasings = [_prompt(text, system) for text in question.prompts]
+            phrasings = [conversation_of(text, system) for text in question.prompts]
             try:
                 result = reasoner.reason(
-                    _prompt(question.text, system),
+                    conversation_of(question.text, system),
                     **{**options, "seed": _seed(seed, line), **({"phrasings": phrasings} if phrasings else {})},
                 )
             except EngineClosedError:
@@ -155,10 +155,6 @@ def _record(result: ReasoningResult) -> dict[str, Any]:
         "finish_reason": winner.finish_reason,
         "completion_tokens_winner": result.usage.completion_tokens_winner,
     }
-
-
-def _prompt(text: str, system: str | None) -> Prompt:
-    return text if system is None else [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
 def _seed(seed: int, line: int) -> int:

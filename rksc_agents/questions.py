@@ -11,6 +11,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from rksc_agents.errors import ConfigError
+from rksc_agents.types import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,13 @@ class Question:
     text: str
     answer: str | None = None
     prompts: tuple[str, ...] = ()
+
+
+def conversation_of(question: str, system: str | None) -> Prompt:
+    """A question, behind a system message where there is one."""
+    if system is None:
+        return question
+    return [{"role": "system", "content": system}, {"role": "user", "content": question}]
 
 
 def read_questions(path: Path | str, *, limit: int | None = None, seed: int | None = None) -> list[Question]:

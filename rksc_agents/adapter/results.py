@@ -27,6 +27,26 @@ def call_ids(result: ReasoningResult, asked: object) -> list[str]:
     return [id_of(asked, index, call.name, call.arguments) for index, call in enumerate(result.tool_calls)]
 
 
+def calls_of(result: ReasoningResult, asked: object) -> list[dict[str, Any]]:
+    """The winner's tool calls in OpenAI's form, with their ids; see :func:`call_ids`."""
+    return [
+        {"id": id_, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+        for id_, call in zip(call_ids(result, asked), result.tool_calls, strict=True)
+    ]
+
+
+def usage_of(result: ReasoningResult) -> dict[str, Any]:
+    """Tokens in OpenAI's form; those of losing branches and thinking count as reasoning."""
+    usage = result.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.prompt_tokens_reused},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
 def id_of(*parts: object) -> str:
     """An id that is made of `parts` alone."""
     return "call_" + hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:24]

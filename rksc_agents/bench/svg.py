@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rksc_agents.errors import ConfigError
+from rksc_agents.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +43,7 @@ def blank(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure; equal figures make equal files.
+    """Write a figure, whole or not at all; equal figures make equal files.
 
     Raises
     ------
@@ -51,9 +52,8 @@ def save(figure: Figure, path: Path) -> None:
     """
     from matplotlib import rc_context
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def draw(temporary: Path) -> None:
         with rc_context({"svg.hashsalt": "rksc"}):
-            figure.savefig(path, format="svg", metadata={"Date": None})
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error}): give another file for the plot") from error
+            figure.savefig(temporary, format="svg", metadata={"Date": None})
+
+    write_whole(path, draw, way_out="give another file for the plot")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,11 +12,10 @@ from rich.console import Console
 from rksc_agents.cli import common, options, plans
 from rksc_agents.cli.live import watch
 from rksc_agents.config import DEFAULT_MODEL, EngineConfig, Sharing
+from rksc_agents.questions import conversation_of
 from rksc_agents.result import ReasoningResult
+from rksc_agents.trace import FORMATS
 from rksc_agents.types import Prompt, SharingMode
-
-if TYPE_CHECKING:
-    pass
 
 
 def ask(
@@ -75,7 +74,7 @@ def ask(
     """
     if as_json and quiet:
         raise typer.BadParameter("--json and --quiet exclude each other: give one of them")
-    if report is not None and report.suffix.lower() not in (".html", ".json"):
+    if report is not None and report.suffix.lower() not in FORMATS:
         raise typer.BadParameter(
             f"--report {str(report)!r} ends in neither .html nor .json: give it one of these names"
         )
@@ -89,14 +88,14 @@ def ask(
         branches=branches,
         vote=vote,
         score=score,
-        hints=options.texts(hint, "--hint"),
+        hints=hint,
         proposals=proposals,
         breadth=breadth,
         search=search,
         beams=beams,
         expansions=expansions,
         depth=depth,
-        delimiter=None if delimiter is None else common.utf8(delimiter, "--delimiter"),
+        delimiter=delimiter,
         verifier=verifier,
     )
     if phrasing:
@@ -131,9 +130,7 @@ def _prompt(question: str, system: str | None) -> Prompt:
 
 
 def _conversation(question: str, system: str | None) -> Prompt:
-    if system is None:
-        return question
-    return [{"role": "system", "content": common.utf8(system, "--system")}, {"role": "user", "content": question}]
+    return conversation_of(question, None if system is None else common.utf8(system, "--system"))
 
 
 def _filled(text: str, option: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rksc_agents.cli import common
+from rksc_agents.cli import common, options
 
 if TYPE_CHECKING:
     from rksc_agents.reasoning import Strategy
@@ -56,12 +56,12 @@ def plan(name: str, **given: Any) -> Strategy:
     name : str
         The strategy's.
     **given
-        Values of its fields by name, None where the option was left out; `verifier` as it was typed.
+        Values of its fields by name as they were typed, None where the option was left out.
     """
     from rksc_agents.reasoning import STRATEGIES
 
     kind = STRATEGIES[common.one_of("--strategy", name, STRATEGIES)]
-    settings = {field: value for field, value in given.items() if value is not None}
+    settings = {field: value for field, value in given.items() if value not in (None, [])}
     taken = [field for field in given if field in kind.model_fields and not _idle(field, name)]
     if lacking := [field for field in settings if field not in taken]:
         takes = ", ".join(map(_option, taken)) or "no settings"
@@ -73,6 +73,10 @@ def plan(name: str, **given: Any) -> Strategy:
         if switch is not None and settings.get(switch) != "verifier":
             raise typer.BadParameter(f"--verifier has no use in {name} without --{switch} verifier: add that")
         settings["verifier"] = common.verifier_of(settings["verifier"])
+    if "hints" in settings:
+        settings["hints"] = options.texts(settings["hints"], "--hint")
+    if "delimiter" in settings:
+        common.utf8(settings["delimiter"], "--delimiter")
     return kind(**settings)
 
 

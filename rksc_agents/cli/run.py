@@ -64,14 +64,14 @@ def run(
         branches=branches,
         vote=vote,
         score=score,
-        hints=options.texts(hint, "--hint"),
+        hints=hint,
         proposals=proposals,
         breadth=breadth,
         search=search,
         beams=beams,
         expansions=expansions,
         depth=depth,
-        delimiter=None if delimiter is None else common.utf8(delimiter, "--delimiter"),
+        delimiter=delimiter,
         verifier=verifier,
     )
     # True packs all weights: what a measurement decides could differ between a run and its resumption.

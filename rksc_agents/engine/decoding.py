@@ -68,14 +68,13 @@ class Decoding:
         self.completions: list[Completion] = []
 
     async def __aenter__(self) -> Self:
-        self._spending = self._work.ledger.spending("decode")
-        self._spending.__enter__()
+        self._began = self._work.ledger.now
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._spending.__exit__(None, None, None)
+        self._work.ledger.spent("decode", self._began)
         job = self._job
         if job is None:
             return

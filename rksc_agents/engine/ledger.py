@@ -65,6 +65,10 @@ class Ledger:
         """Count the time that the block waits as spent on prefill, decode or verification."""
         began = self.now
         yield
+        self.spent(kind, began)
+
+    def spent(self, kind: SpanKind, began: float) -> None:
+        """Count the time since `began`, in seconds since the request was submitted, likewise."""
         self.spans.append(Span(kind=kind, start_s=began, end_s=self.now))
 
     def seconds(self, kind: SpanKind) -> float:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from pydantic import Field
 
 from rksc_agents.config import Config
@@ -64,15 +61,6 @@ class Door:
     def __init__(self, most: int) -> None:
         self.most = most
         self.inside = 0
-
-    @asynccontextmanager
-    async def entered(self) -> AsyncIterator[None]:
-        """Be counted for the length of the block."""
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
 
     def enter(self) -> None:
         """Be counted.

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rksc_agents.adapter.results import call_ids, each_branch, finish_reason, logprobs_of
+from rksc_agents.adapter.results import calls_of, each_branch, finish_reason, logprobs_of, usage_of
 from rksc_agents.result import ReasoningResult
 
 Decode = Callable[[Sequence[int]], str]
-
-
-def usage_of(result: ReasoningResult) -> dict[str, Any]:
-    """Tokens, those of losing branches as reasoning."""
-    usage = result.usage
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.prompt_tokens_reused},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-    }
 
 
 def chosen(result: ReasoningResult, n: int) -> list[ReasoningResult]:
@@ -85,16 +72,9 @@ class Replies:
         message: dict[str, Any] = {"role": "assistant", "content": result.text, "refusal": None}
         if result.thinking:
             message["reasoning_content"] = result.thinking
-        if calls := self._calls(result):
+        if calls := calls_of(result, self._asked):
             message |= {"tool_calls": calls, "content": result.text or None}
         return message
-
-    def _calls(self, result: ReasoningResult) -> list[dict[str, Any]]:
-        ids = call_ids(result, self._asked)
-        return [
-            {"id": id_, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
-            for id_, call in zip(ids, result.tool_calls, strict=True)
-        ]
 
     def _logprobs(self, result: ReasoningResult) -> dict[str, Any] | None:
         if self._decode is None:
@@ -125,7 +105,7 @@ class Replies:
     def ended(self, result: ReasoningResult, index: int = 0) -> dict[str, Any]:
         """The last piece of a choice: its calls, log-probabilities and why it ended."""
         delta: dict[str, Any] = {}
-        if calls := self._calls(result):
+        if calls := calls_of(result, self._asked):
             delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(calls)]
         piece = self._piece(index, delta, finish_reason(result))
         piece["choices"][0]["logprobs"] = self._logprobs(result)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 VERSION = 1
 """Version of the schema. It grows by one where a reader of an older version would misread; fields are only added."""
 
+FORMATS = (".html", ".json")
+"""How the names of files end that :meth:`Trace.save` writes."""
+
 State = Literal["running", "finished", "pruned", "stopped", "evicted", "chosen"]
 """What became of a branch: it still runs, it ended by itself, a search gave it up, it was cancelled or ended as
 unsure, its KV was evicted before the run ended, or the answer is on its line."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import Field
 
 from rksc_agents.adapter.progress import Grown
-from rksc_agents.adapter.results import call_ids, finish_reason, logprobs_of
+from rksc_agents.adapter.results import call_ids, calls_of, finish_reason, logprobs_of, usage_of
 from rksc_agents.events import BranchToken, Event
 from rksc_agents.result import ReasoningResult
 
@@ -71,10 +70,7 @@ def message_of(result: ReasoningResult, asked: object) -> ChatMessage:
         ToolCallBlock(tool_call_id=id_, tool_name=call.name, tool_kwargs=call.arguments)
         for id_, call in zip(ids, result.tool_calls, strict=True)
     ]
-    calls = [
-        {"id": id_, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
-        for id_, call in zip(ids, result.tool_calls, strict=True)
-    ]
+    calls = calls_of(result, asked)
     # programs that stream look for calls there
     return ChatMessage(
         role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs={"tool_calls": calls} if calls else {}
@@ -83,17 +79,10 @@ def message_of(result: ReasoningResult, asked: object) -> ChatMessage:
 
 def raw_of(result: ReasoningResult, model: str) -> dict[str, Any]:
     """What `raw` tells of a result: usage in OpenAI's form, the finish reason, and the `rksc` record."""
-    usage = result.usage
     raw: dict[str, Any] = {
         "model": model,
         "finish_reason": finish_reason(result),
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.prompt_tokens_reused},
-            "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        },
+        "usage": usage_of(result),
         "rksc": result.evidence(),
     }
     if result.invalid_tool_calls:
